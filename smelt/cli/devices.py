@@ -15,7 +15,7 @@ from smelt.errors import SmeltError
 
 def devices(as_json: bool) -> None:
     """Print every device with its engines."""
-    found = [*map(_native, KINDS), *([] if "cuda" in KINDS else [_cuda()])]
+    found = [*map(_describe, KINDS)]
     if as_json:
         print(json.dumps({"devices": found}))
         return
@@ -30,26 +30,26 @@ def devices(as_json: bool) -> None:
         print_facts(console, [(f"  {name}", text) for name, text in (*facts, *states)])
 
 
-def _native(name: str) -> dict[str, Any]:
-    """A device of the native engine, with every engine that runs there."""
+def _describe(name: str) -> dict[str, Any]:
+    """A device with every engine that runs there, or why none does."""
     device = find_device(name)
     states = {engine.name: engine.missing() for engine in engines(name)}
+    if None not in states.values():
+        return {"device": name, "missing": "; ".join(f"{engine}: {why}" for engine, why in states.items())}
+    if device.missing() is not None and name in pjrt.PLATFORMS:
+        return _through_xla(name, states)
     described = {"device": name, "kind": device.model, "facts": dict(device.facts()), "engines": states}
     return {**described, "target": device.target().as_json()}
 
 
-def _cuda() -> dict[str, Any]:
-    """The first GPU as XLA sees it. A plug-in that cannot open it is missing something too."""
-    reason = pjrt.missing("cuda")
-    if reason is not None:
-        return {"device": "cuda", "missing": reason}
+def _through_xla(name: str, states: dict[str, str | None]) -> dict[str, Any]:
+    """A device as XLA sees it. A plug-in that cannot open it is missing something too."""
     try:
-        client = pjrt.client("cuda")
+        client = pjrt.client(name)
         facts = {"devices": client.devices, "memory": bytes_text(int(client.stats().get("bytes_limit", 0)))}
-        states = {engine.name: engine.missing() for engine in engines("cuda")}
-        return {"device": "cuda", "kind": client.kind, "facts": facts, "engines": states}
+        return {"device": name, "kind": client.kind, "facts": facts, "engines": states}
     except SmeltError as error:
-        return {"device": "cuda", "missing": f"{error.message}: {error.got}"}
+        return {"device": name, "missing": f"{error.message}: {error.got}"}
 
 
 def _plain(text: str) -> str:

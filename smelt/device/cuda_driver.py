@@ -29,8 +29,8 @@ def missing() -> str | None:
         return f"the package cuda-bindings is not installed: {EXTRA}"
     try:
         (status,) = api.cuInit(0)
-    except Exception as error:  # the library of the driver could not be opened: the type differs between versions
-        return f"no NVIDIA driver ({_first_line(error)}): {DRIVER}"
+    except Exception:  # the driver's library could not be opened: the type differs between versions of the package
+        return f"no NVIDIA driver: {DRIVER}"
     if status != api.CUresult.CUDA_SUCCESS:
         return f"the NVIDIA driver found no device ({_short(status)}): {DRIVER}"
     return None if count() else f"no NVIDIA GPU: {DRIVER}"
@@ -70,10 +70,6 @@ def _checked(answer: tuple[Any, ...], what: str) -> Any:
 
 def _short(status: Any) -> str:
     return str(getattr(status, "name", status)).removeprefix("CUDA_").removeprefix("ERROR_")
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 class CudaDriver:

@@ -133,7 +133,7 @@ class EmulatedCuda(Cuda):
         return self.emulated.name
 
     def target(self, name: str | None = None) -> Target:
-        return TARGETS[name or "sm_90"]
+        return TARGETS["sm_90" if name in (None, "native") else str(name)]
 
     def compiler(self) -> str:
         return "emulated " + HEADER.read_text()

@@ -1,6 +1,8 @@
 // Runs generated CUDA on the processor, block after block. Threads of a block are fibers: each runs until it waits for
 // others, so barriers and shuffles work, and a kernel that waits in a way a GPU would not allow is found (a deadlock).
+#undef _FORTIFY_SOURCE
 #include <math.h>
+#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +19,8 @@ static Index threadIdx, blockIdx, gridDim, blockDim;
 
 enum { WARP = 32, MOST = 1024, STACK = 256 << 10 };
 struct Barrier { int waiting, generation; };
-static ucontext_t scheduler, fibers[MOST];
+static ucontext_t begun, entry;
+static jmp_buf scheduler, fibers[MOST];  // a fiber's first step needs a context, later ones a jump, which is no system call
 static char *stacks[MOST];
 static bool finished[MOST];
 static int current, threads_here, moved;
@@ -27,7 +30,7 @@ static void (*kernel_here)(const long long *);
 static const long long *arguments_here;
 
 static void pause_fiber(void) {
-  swapcontext(&fibers[current], &scheduler);
+  if (!_setjmp(fibers[current])) _longjmp(scheduler, 1);
   threadIdx.x = current;
 }
 static void wait_at(Barrier *barrier, int members) {
@@ -65,30 +68,33 @@ static int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
 static int __clzll(long long x) { return x ? __builtin_clzll((unsigned long long)x) : 64; }
 
 static void run_fiber(void) {
+  if (!_setjmp(fibers[current])) swapcontext(&entry, &begun);
+  threadIdx.x = current;
   kernel_here(arguments_here);
   finished[current] = true;
-  swapcontext(&fibers[current], &scheduler);
+  _longjmp(scheduler, 1);
 }
 static void run_block(int threads) {
   for (int i = 0; i < threads; i++) {
     if (!stacks[i]) stacks[i] = (char *)malloc(STACK);
-    getcontext(&fibers[i]);
-    fibers[i].uc_stack.ss_sp = stacks[i];
-    fibers[i].uc_stack.ss_size = STACK;
-    fibers[i].uc_link = 0;
-    makecontext(&fibers[i], run_fiber, 0);
+    current = i;
+    getcontext(&entry);
+    entry.uc_stack.ss_sp = stacks[i];
+    entry.uc_stack.ss_size = STACK;
+    entry.uc_link = 0;
+    makecontext(&entry, run_fiber, 0);
+    swapcontext(&begun, &entry);
     finished[i] = false;
   }
   memset(warp_barriers, 0, sizeof warp_barriers);
   memset(&block_barrier, 0, sizeof block_barrier);
-  for (int left = threads; left;) {
-    const int before = left, moves = moved;
-    for (int i = 0; i < threads; i++) {
+  for (volatile int left = threads; left;) {
+    const volatile int before = left, moves = moved;
+    for (volatile int i = 0; i < threads; i++) {
       if (finished[i]) continue;
       current = i;
-      threadIdx.x = i;
-      swapcontext(&scheduler, &fibers[i]);
-      left -= finished[i];
+      if (!_setjmp(scheduler)) _longjmp(fibers[i], 1);
+      left -= finished[current];
     }
     if (left == before && moved == moves) {
       fprintf(stderr, "deadlock: threads of a block wait for each other\n");

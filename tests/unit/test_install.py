@@ -19,8 +19,15 @@ ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 PEERS = {"onnxruntime", "openvino", "torch", "ncnn"}  # what a user compares with
 # where the package has another name
-MODULES = {"pillow": "PIL", "ml-dtypes": "ml_dtypes", "jax": "jaxlib", "grpcio": "grpc", "protobuf": "google"}
-INDIRECT = {"ziglang", "httptools"}  # run as a program; behind uvicorn's HttpToolsProtocol
+MODULES = {
+    "pillow": "PIL",
+    "cuda-bindings": "cuda",
+    "ml-dtypes": "ml_dtypes",
+    "jax": "jaxlib",
+    "grpcio": "grpc",
+    "protobuf": "google",
+}
+INDIRECT = {"ziglang", "httptools", "nvidia-cuda-nvrtc"}  # run as a program; behind uvicorn and cuda-bindings
 
 
 def package(requirement: str) -> str:

@@ -104,7 +104,7 @@ def test_check_says_what_holds_and_what_does_not(add: Path, tmp_path: Path) -> N
         (["run", "missing.onnx"], "no such file"),
         (["run", "{add}", "--engine", "abacus"], "unknown engine"),
         (["run", "{add}", "--device", "abacus"], "unknown device"),
-        (["run", "{add}", "--device", "cuda", "--engine", "native"], "the native engine has no device cuda"),
+        (["run", "{add}", "--device", "cuda", "--engine", "native"], "the engine native cannot run here"),
         (["run", "{add}", "-i", "z=1.npy"], "no such input"),
         (["run", "{add}", "-i", "x=nothing.npy"], "cannot read"),
         (["run", "{add}", "--size", "Q=2"], "--size"),

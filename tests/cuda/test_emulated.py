@@ -1,0 +1,142 @@
+"""Generated CUDA, run by the emulator: random kernels of every kind, small models, control flow, sizes, buffers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import smelt
+from smelt.buffer import HostBuffer
+from smelt.device import cpu
+from smelt.engine.native import NativeEngine, compile_all
+from smelt.engine.reference import ReferenceEngine
+from smelt.errors import RunError, ShapeError, SizeError, SmeltError
+from smelt.ir.interpret import run
+from smelt.ir.text import parse
+from smelt.shape import Shape
+from tests.cuda.emulated import EmulatedCuda
+from tests.property.models import MODELS
+from tests.property.problems import KINDS, Problem, difference, draw, edges
+from tests.unit.kernel import test_data_dependent_sizes as sized
+
+DIGITS = "smelt/assets/digits.onnx"
+SMALL = 3_000  # elements: an emulated thread is slow
+
+
+def sample(seed: int, each: int) -> list[Problem]:
+    """Edge cases and random ones of every kind, small ones."""
+    found = edges()
+    for kind in KINDS:
+        random = np.random.default_rng([seed, *kind.encode()])
+        drawn = (draw(kind, random) for _ in range(100))
+        small = (problem for problem in drawn if problem.terms * sum(arg.size for arg in problem.args) <= 20 * SMALL)
+        found += [problem for problem, _ in zip(small, range(each), strict=False)]
+    return found
+
+
+def test_kernels_of_every_kind(emulated: EmulatedCuda, seed: int) -> None:
+    problems = sample(seed, 2)
+    programs = [problem.make(False) for problem in problems]
+    here = cpu.target()
+    wanted: list[Any] = compile_all(programs, here) if "fma" in here.features else [None] * len(programs)
+    for problem, made, on_cpu in zip(problems, compile_all(programs, emulated.target()), wanted, strict=True):
+        assert not isinstance(made, SmeltError), f"{problem.name}: {made}"
+        got = made(*problem.args)[0].numpy()
+        assert not difference(problem, got)
+        if on_cpu is not None:
+            np.testing.assert_array_equal(got, on_cpu(*problem.args)[0], problem.name)
+
+
+@pytest.mark.parametrize("name", [*MODELS])
+def test_small_models(name: str, emulated: EmulatedCuda, seed: int) -> None:
+    """Every model with dynamic dimensions, at several sizes, from one compilation."""
+    model = MODELS[name]
+    program, weights = model.dynamic_program(), model.values(seed)
+    made = NativeEngine(emulated.target()).compile(program).prepare(weights)
+    wanted = ReferenceEngine().compile(program).prepare(weights)
+    random = np.random.default_rng(seed)
+    for sizes in sorted(model.tried, key=lambda tried: np.prod([*tried.values()]))[:4]:
+        args = model.arguments(random, sizes)
+        for got, want in zip(made(*args), wanted(*args), strict=True):
+            np.testing.assert_allclose(got.numpy(), np.asarray(want), rtol=2e-4, atol=1e-5)
+
+
+def test_digits(emulated: EmulatedCuda) -> None:
+    pixels = np.random.default_rng(3).random((5, 64), np.float32)
+    expected = smelt.load(DIGITS, engine="reference")(pixels)["probabilities"]
+    with smelt.load(DIGITS, device="cuda", engine="native", memory_limit="64MB") as model:
+        np.testing.assert_allclose(model(pixels)["probabilities"], expected, rtol=1e-5, atol=1e-7)
+    with pytest.raises(SmeltError, match="memory"):
+        smelt.load(DIGITS, device="cuda", engine="native", memory_limit="10KB")
+
+
+def test_state_stays_on_the_device(emulated: EmulatedCuda) -> None:
+    def step(state: smelt.Tensor, weight: smelt.Tensor) -> smelt.Tensor:
+        return state + weight
+
+    shape = Shape("f32", 8)
+    where = smelt.platform("cuda", "native")
+    added = smelt.compile(step, shape, shape, platform=where, donate="state")
+    state: Any = HostBuffer.of(np.zeros(8, np.float32)).to_device(where)
+    weight = HostBuffer.of(np.arange(8, dtype=np.float32)).to_device(where)
+    for _ in range(3):
+        used, state = state, added(state, weight)
+    np.testing.assert_array_equal(state.numpy(), 3 * np.arange(8))
+    with pytest.raises(RunError, match="donated"):
+        used.numpy()
+    kept = added(state, weight, keep=True)
+    np.testing.assert_array_equal(kept.numpy() - state.numpy(), np.arange(8))
+
+
+def test_bundles(emulated: EmulatedCuda, tmp_path: Path) -> None:
+    pixels = np.random.default_rng(3).random((2, 64), np.float32)
+    with smelt.load(DIGITS, device="cuda", engine="native") as model:
+        expected = model(pixels)["probabilities"]
+        model.save(tmp_path / "digits.smelt")
+    with smelt.load(tmp_path / "digits.smelt", device="cuda") as model:
+        np.testing.assert_array_equal(model(pixels)["probabilities"], expected)
+
+
+# ---- the plan on the host ----
+
+LOOP = """func.func @main(%n: tensor<i32>, %x: tensor<4xf32>) -> (tensor<i32>, tensor<4xf32>) {
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %r:2 = stablehlo.while(%i = %zero, %a = %x) : tensor<i32>, tensor<4xf32>
+    cond { %c = stablehlo.compare LT, %i, %n : (tensor<i32>, tensor<i32>) -> tensor<i1>
+           stablehlo.return %c : tensor<i1> }
+    do { %one = stablehlo.constant dense<1> : tensor<i32>
+         %k = stablehlo.add %i, %one : tensor<i32>
+         %b = stablehlo.add %a, %x : tensor<4xf32>
+         stablehlo.return %k, %b : tensor<i32>, tensor<4xf32> }
+  return %r#0, %r#1 : tensor<i32>, tensor<4xf32>
+}"""
+
+
+def test_loops_branches_and_data_dependent_sizes(emulated: EmulatedCuda) -> None:
+    x = np.arange(10, dtype=np.float32)
+    cases: list[tuple[str, tuple[Any, ...]]] = [
+        (LOOP, (np.int32(3), x[:4])),
+        (LOOP, (np.int32(0), x[:4])),
+        (sized.IOTA, (np.array([7]), np.float32(2))),
+        (sized.SLICE, (x, np.array([1]), np.array([9]), np.array([3]))),
+        (sized.RESHAPE, (x, np.array([5, 2], np.int32))),
+        (sized.CHOICE, (np.bool_(True), x[:5], np.array([3]))),
+        (sized.CHOICE, (np.bool_(False), x[:5], np.array([3]))),
+    ]
+    texts = [*dict.fromkeys(text for text, _ in cases)]
+    made = dict(zip(texts, compile_all([parse(text) for text in texts], emulated.target()), strict=True))
+    for text, args in cases:
+        executable = made[text]
+        assert not isinstance(executable, SmeltError), executable
+        for got, want in zip(executable(*args), run(parse(text), [np.asarray(arg) for arg in args]), strict=True):
+            np.testing.assert_array_equal(got.numpy(), want)
+    reshape = made[sized.RESHAPE]
+    assert not isinstance(reshape, SmeltError)
+    with pytest.raises((RunError, SizeError)):
+        reshape(x, np.array([3, 3], np.int32))
+    with pytest.raises(ShapeError, match="does not fit"):
+        reshape(x.astype(np.float64), np.array([5, 2], np.int32))
+    assert not any(count for _, count in emulated.emulated.held.values() if count > 1 << 20)

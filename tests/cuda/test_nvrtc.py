@@ -1,0 +1,68 @@
+"""Kernels of samples compile to machine code of GPUs: no GPU is needed, only NVRTC."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from smelt.device import cuda_compile
+from smelt.device.cuda import TARGETS
+from smelt.engine.compile import emit_source, plan_program
+from smelt.errors import DeviceError, UnsupportedError
+from smelt.ir.core import Program
+from smelt.ir.text import parse
+from smelt.model import read
+from tests.conformance import native_cases
+from tests.property.models import MODELS
+from tests.property.problems import KINDS, draw
+
+pytestmark = pytest.mark.skipif(cuda_compile.missing() is not None, reason=str(cuda_compile.missing()))
+ROOT = Path(__file__).resolve().parents[2]
+FAMILIES = 60  # of the StableHLO programs
+
+
+def sample() -> Iterator[Program]:
+    yield read(ROOT / "smelt/assets/digits.onnx")[0]
+    yield from (parse(path.read_text()) for path in sorted((ROOT / "tests/golden").glob("*.mlir")))
+    yield from (model.dynamic_program() for model in MODELS.values())
+    for kind in KINDS:
+        random = np.random.default_rng([1, *kind.encode()])
+        yield from (draw(kind, random).make(False) for _ in range(2))
+
+
+def families(folder: Path) -> Iterator[Program]:
+    """One program of each family, evenly chosen, with its constants as arguments."""
+    found = {re.sub(r"[\d_].*", "", path.stem): path for path in sorted(folder.glob("*/*.mlir"))}
+    for path in list(found.values())[:: max(1, len(found) // FAMILIES)]:
+        program = parse(path.read_text())
+        try:
+            yield native_cases.recast(program, program.main.name, []).program
+        except (UnsupportedError, ValueError):
+            continue  # a check inside a region, or a program with arguments
+
+
+@pytest.mark.parametrize("machine", ["sm_80", "sm_90"])
+def test_every_kernel_of_a_sample_compiles(machine: str) -> None:
+    plans = [plan_program(program, TARGETS[machine]) for program in sample()]
+    *files, _ = emit_source(plans).texts(1)
+    for text in files:
+        assert len(cuda_compile.compile_cuda(text, machine)) > 10_000
+
+
+def test_the_stablehlo_families_compile(suites: Path) -> None:
+    plans = [plan_program(program, TARGETS["sm_80"]) for program in families(suites)]
+    *files, _ = emit_source(plans).texts(1)
+    for text in files:
+        assert len(cuda_compile.compile_cuda(text, "sm_80")) > 10_000
+
+
+def test_what_cannot_be_compiled_says_why() -> None:
+    with pytest.raises(DeviceError, match="could not compile") as caught:
+        cuda_compile.compile_cuda("__global__ void f() { g(); }", "sm_90")
+    assert "identifier" in str(caught.value)
+    with pytest.raises(DeviceError, match="sm_1"):
+        cuda_compile.compile_cuda("", "sm_1")
