@@ -103,7 +103,7 @@ class GpuBuffer:
             self.give_away("was deleted")
 
     def give_away(self, reason: str = "was donated") -> None:
-        """Drop the memory: a result has it now, or nobody."""
+        """Drop the memory: a result has it now, or it is free."""
         self._block, self._gone = None, reason
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
