@@ -21,9 +21,11 @@ from smelt.serve.oip import Rest, Service, as_problem
 from smelt.serve.ollama import Ollama
 from smelt.serve.openai import OpenAI, openai_problem
 from smelt.serve.problems import ForbiddenError, UnauthorizedError
+from smelt.serve.rerank import Rerank
 from smelt.serve.responses import Responses
 from smelt.serve.show import Show
 from smelt.serve.simple import Simple
+from smelt.serve.sockets import Sockets
 from smelt.serve.stats import prometheus
 from smelt.serve.web import FILES, Page
 
@@ -48,6 +50,8 @@ class App:
         OpenAI(languages).add_to(self.routes)
         Responses(languages).add_to(self.routes)
         Ollama(languages).add_to(self.routes)
+        Rerank(languages).add_to(self.routes)
+        self.sockets = Sockets(languages, self.keys)
         Simple(self.service, self.keys).add_to(self.routes)
         Show(catalogue, self.keys).add_to(self.routes)
         Page().add_to(self.routes)
@@ -64,6 +68,8 @@ class App:
             await self._lifespan(receive, send)
         elif scope["type"] == "http":
             await self._http(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await self.sockets(scope, receive, send)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         while True:

@@ -195,7 +195,7 @@ class OpenAI:
             )
         await request.while_connected(_all(runs))
         choices = [form.whole(i, run) for i, run in enumerate(runs)]
-        return json_response({**head, "object": form.object, "choices": choices, "usage": _usage(runs)})
+        return json_response({**head, "object": form.object, "choices": choices, "usage": usage_of(runs)})
 
     async def embeddings(self, request: Request) -> Response:
         asked: EmbeddingRequest = await self._read(request, _EMBEDDING)
@@ -252,7 +252,7 @@ def _prompts(version: Version, prompt: str | list[Any]) -> list[list[int]]:
     raise RequestError("the prompt is no text", expected="a string, tokens, or a list of either")
 
 
-def _usage(runs: Sequence[Generation]) -> dict[str, int]:
+def usage_of(runs: Sequence[Generation]) -> dict[str, int]:
     prompts = sum({id(run.prompt): len(run.prompt) for run in runs}.values())
     made = sum(run.tokens for run in runs)
     return {"prompt_tokens": prompts, "completion_tokens": made, "total_tokens": prompts + made}
@@ -425,7 +425,7 @@ async def _events(
             elif not form.held:
                 yield event([form.piece(index, item, runs[index])])
         if usage:
-            yield event([], usage=_usage(runs))
+            yield event([], usage=usage_of(runs))
         yield b"data: [DONE]\n\n"
     finally:
         for task in tasks:

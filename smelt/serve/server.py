@@ -75,7 +75,8 @@ async def _serve(app: App, listener: socket.socket, quiet: bool) -> None:
         uvicorn.Config(
             app,
             http=limited(config.body_timeout),
-            ws="none",
+            ws="wsproto",
+            ws_max_size=config.max_body,
             lifespan="on",
             log_config=None,
             access_log=False,

@@ -26,8 +26,11 @@ MODULES = {
     "jax": "jaxlib",
     "grpcio": "grpc",
     "protobuf": "google",
+    "huggingface-hub": "huggingface_hub",
+    "opentelemetry-sdk": "opentelemetry",
+    "opentelemetry-exporter-otlp-proto-http": "opentelemetry",
 }
-INDIRECT = {"ziglang", "httptools", "nvidia-cuda-nvrtc"}  # run as a program; behind uvicorn and cuda-bindings
+INDIRECT = {"ziglang", "httptools", "wsproto", "nvidia-cuda-nvrtc"}  # run as a program; behind uvicorn, cuda-bindings
 
 
 def package(requirement: str) -> str:

@@ -21,7 +21,7 @@ PIXELS = np.linspace(0, 1, 128, dtype=np.float32).reshape(2, 64)
 
 def kinds(path: Path) -> Path:
     """A model that returns what it gets: half floats, flags, a scalar."""
-    types = {
+    types: dict[str, tuple[int, list[str | int | None]]] = {
         "half": (TensorProto.FLOAT16, ["n"]),
         "flags": (TensorProto.BOOL, ["n", 2]),
         "one": (TensorProto.INT64, []),
