@@ -158,8 +158,10 @@ class KernelPrinter(Printer):
         ]
         name, panel = f"smelt_mma_{mma.form.name}", mma.acc.strides[0]
         assert isinstance(panel, Number), "the width of a panel is known"
-        if panel.value != self.columns:  # several register tiles
-            name = f"{name}_by{panel.value}"
+        if (width := panel.value) != self.columns:
+            whole = mma.form.name == "f32" and isinstance(width, int) and width % self.columns == 0
+            assert whole, f"a panel of {width} columns is no whole number of register tiles of {self.columns}"
+            name = f"{name}_by{width}"
         if columns == panel:
             return f"{name}({', '.join(given)});"
         return f"{name}_narrow({', '.join([*given, self.expr(columns)])});"

@@ -141,7 +141,7 @@ def mma_panel_text(shape: TileShape, panel: int) -> str:
     text = [_rows_text(f"{name}_{count}_{each}", each, shape, count, F32, panel) for count in counts for each in rows]
     for count in counts:
         text += [
-            f"static void {name}_{count}(i64 rows, {SIGNATURE}, i64 accumulate) {{",
+            f"static void {name}_{count}(i64 rows, {F32.signature}, i64 accumulate) {{",
             "  switch (rows) {",
             *(f"    case {each}: {name}_{count}_{each}({ARGUMENTS}, b, 0); break;" for each in rows),
             "  }",
