@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from smelt.tensor.grad import value_and_grad
 from smelt.tensor.jit.compile import compile
 from smelt.tensor.jit.realise import realize
 from smelt.train.data import batches
-from smelt.train.optimisers import Optimiser
+from smelt.train.optimisers import AVERAGE, Optimiser
 
 _KIND = "smelt.train"  # in the metadata of a checkpoint
 
@@ -109,7 +109,18 @@ class Trainer:
     @property
     def parameters(self) -> Any:
         """The parameters as they are now, in the structure that was given."""
-        flat = {path: tensor(_array(value).copy()) for path, value in self._state["parameters"].items()}
+        return self._as_given(self._state["parameters"])
+
+    @property
+    def averaged(self) -> Any:
+        """The moving average of the parameters that `smelt.train.average` keeps, in the structure that was given."""
+        held = self._state["optimiser"].get(AVERAGE)
+        if held is None:
+            raise ShapeError("the optimiser keeps no average", remedy="smelt.train.average(optimiser, decay=0.999)")
+        return self._as_given(held)
+
+    def _as_given(self, held: Mapping[str, Any]) -> Any:
+        flat = {path: tensor(_array(value).copy()) for path, value in held.items()}
         return self._rebuild({path: _named(value, self._names.get(path, None)) for path, value in flat.items()})
 
     def _rebuild(self, flat: dict[str, Any]) -> Any:
