@@ -75,10 +75,8 @@ class Parts:
     plans: tuple[ProgramPlan, ...]
 
 
-def assemble(
-    program: Program, weights: Weights, name: str, machine: Machine, *, flags: Sequence[str] = (), small: bool = False
-) -> Parts:
-    """`flags`: more of the compiler's, for kernels. `small`: only the baseline's layout of weights."""
+def assemble(program: Program, weights: Weights, name: str, machine: Machine, *, small: bool = False) -> Parts:
+    """`small`: one layout of weights, and code versions that share it."""
     name = c_name(name)
     signature = signature_of(program.main)
     check_signature(signature)
@@ -93,7 +91,7 @@ def assemble(
         bound = pack_weights(plan, layout, weights)
         for version in group:
             coded = CodedVersion(version.name, f"{name}_{version.name}", version.bits, len(variants))
-            units += _emit(plan, coded.program, version, flags)
+            units += _emit(plan, coded.program, version)
             versions.append(coded)
         variants.append(_place(make_main(plan, versions[-1].program), plan, bound, blob))
     versions.sort(key=lambda each: [v.name for v in machine.versions].index(each.name))
@@ -101,9 +99,10 @@ def assemble(
 
 
 def choose_versions(program: Program, machine: Machine, *, small: bool) -> list[CodeVersion]:
-    """The code versions of a program: all that it gains from, or the baseline alone."""
+    """The code versions of a program: all that it gains from; where it is to be small, the last two: baseline code
+    shares the weights of the version before it."""
     found = [each for each in machine.versions if has_int8(program) or not each.int8]
-    return found[-1:] if small else found
+    return found[-2:] if small else found
 
 
 def _schedules(target: Target) -> Lookup:
@@ -131,10 +130,10 @@ def _groups(program: Program, versions: Sequence[CodeVersion]) -> list[list[Code
     return groups
 
 
-def _emit(plan: ProgramPlan, name: str, version: CodeVersion, flags: Sequence[str]) -> list[Unit]:
+def _emit(plan: ProgramPlan, name: str, version: CodeVersion) -> list[Unit]:
     source = new_source(plan.target, tile=tile_shape(plan.target))
     emit_plan(plan, source, name, MAIN)
-    return [Unit(f"{name}_{i}", text, (*version.target.flags, *flags)) for i, text in enumerate(split_source(source))]
+    return [Unit(f"{name}_{i}", text, version.target.flags) for i, text in enumerate(split_source(source))]
 
 
 def _place(entry: Entry, plan: ProgramPlan, bound: Sequence[Array], blob: Blob) -> CodedVariant:

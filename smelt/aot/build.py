@@ -13,15 +13,28 @@ from smelt.aot.assemble import Parts
 from smelt.aot.describe import c_name, describe_model, write_header
 from smelt.aot.targets import Machine
 from smelt.device.cross import RUNTIME, Unit, Workshop, workshop
+from smelt.frozen import Frozen
 
 HERE = Path(os.path.dirname(__file__))
-LIBRARY = ("system.c", "memory.c", "watch.c", "pool.c", "executable.c", "checksum.c", "model.c")
+LIBRARY = ("system.c", "features.c", "memory.c", "heap.c", "executable.c", "checksum.c", "model.c")
+POOL, SINGLE = ("pool.c", "watch.c"), ("single.c",)
 FRONT = ("main.c", "files.c", "json.c")
 COMMON = ("-fvisibility=hidden", "-ffunction-sections", "-fdata-sections", "-fno-stack-protector")
 EXPORT = '-DSMELT_API=__attribute__((visibility("default")))'
 WEIGHTS = "weights.bin"
+OPTIMISE = {"speed": (), "size": ("-Os",)}
 SHARED = (".so", ".dll", ".dylib")
 FILE, PROGRAM = 0o666, 0o777  # modes, less the umask
+
+
+class Options(Frozen):
+    """How a model is built. `threads`: whether it has a thread pool; `optimise`: speed or size."""
+
+    threads: bool = True
+    optimise: str = "speed"
+
+
+DEFAULT = Options()
 
 
 def model_name(output: Path) -> str:
@@ -30,37 +43,37 @@ def model_name(output: Path) -> str:
     return c_name(stem.removeprefix("lib") if output.suffix in (".a", *SHARED) else stem)
 
 
-def build(parts: Parts, machine: Machine, name: str) -> dict[str, tuple[bytes, int]]:
+def build(parts: Parts, machine: Machine, name: str, options: Options = DEFAULT) -> dict[str, tuple[bytes, int]]:
     """Files by name, with their modes. The ending of `name` says what: .a, .so; else an executable."""
     suffix = Path(name).suffix
     if suffix == ".a" or suffix in SHARED:
         header = write_header(parts.name, parts.signature, (RUNTIME / "api.h").read_text())
-        code = build_archive(parts, machine) if suffix == ".a" else build_shared(parts, machine, name)
+        code = build_archive(parts, machine, options) if suffix == ".a" else build_shared(parts, machine, name, options)
         return {name: (code, FILE), f"{parts.name}.h": (header.encode(), FILE)}
-    return {name: (build_executable(parts, machine), PROGRAM)}
+    return {name: (build_executable(parts, machine, options), PROGRAM)}
 
 
-def build_executable(parts: Parts, machine: Machine) -> bytes:
+def build_executable(parts: Parts, machine: Machine, options: Options = DEFAULT) -> bytes:
     """A program that runs the model."""
     with workshop() as shop:
         flags = (f"--target={machine.triple}", *machine.flags)
         front = [Unit(f"front_{Path(each).stem}", HERE / each, _front_flags(parts)) for each in FRONT]
-        objects = _compile(shop, parts, machine, flags, front)
+        objects = _compile(shop, parts, machine, flags, options, front)
         return shop.link(objects, f"model{machine.suffix}", (*flags, *machine.link, *_linker(machine)))
 
 
-def build_archive(parts: Parts, machine: Machine) -> bytes:
+def build_archive(parts: Parts, machine: Machine, options: Options = DEFAULT) -> bytes:
     """A static library. Two of them in one program share the runtime's thread pool."""
     with workshop() as shop:
-        objects = _compile(shop, parts, machine, (f"--target={machine.library}", *machine.flags))
+        objects = _compile(shop, parts, machine, (f"--target={machine.library}", *machine.flags), options)
         return shop.archive(objects, "model.a")
 
 
-def build_shared(parts: Parts, machine: Machine, name: str) -> bytes:
+def build_shared(parts: Parts, machine: Machine, name: str, options: Options = DEFAULT) -> bytes:
     """A shared library."""
     with workshop() as shop:
         flags = (f"--target={machine.library}", *machine.flags)
-        objects = _compile(shop, parts, machine, flags)
+        objects = _compile(shop, parts, machine, flags, options)
         return shop.link(
             objects, f"model{machine.shared}", (*flags, "-shared", f"-Wl,-soname,{name}", *_linker(machine))
         )
@@ -71,22 +84,34 @@ def _front_flags(parts: Parts) -> tuple[str, ...]:
 
 
 def _compile(
-    shop: Workshop, parts: Parts, machine: Machine, flags: tuple[str, ...], front: Sequence[Unit] = ()
+    shop: Workshop,
+    parts: Parts,
+    machine: Machine,
+    flags: tuple[str, ...],
+    options: Options,
+    front: Sequence[Unit] = (),
 ) -> list[str]:
     """The objects of the model, the runtime and the front."""
     shop.write({WEIGHTS: parts.weights})
     symbol = f"{parts.name}_weights"
     place = (symbol, len(parts.weights), 0)
     described = describe_model(parts.name, parts.signature, parts.variants, parts.versions, place)
+    library = (*LIBRARY, *(POOL if options.threads and machine.has_threads else SINGLE))
     units = [
-        *parts.units,
+        *(Unit(each.name, each.text, (*each.flags, *OPTIMISE[options.optimise])) for each in parts.units),
         Unit(f"{parts.name}_tables", described, (f"-I{RUNTIME}",)),
         Unit(symbol, f'_Alignas(64) const unsigned char {symbol}[] = {{\n#embed "{WEIGHTS}"\n}};\n'),
-        *(Unit(f"smelt_{Path(each).stem}", RUNTIME / each) for each in LIBRARY),
+        *(Unit(f"smelt_{Path(each).stem}", RUNTIME / each, OPTIMISE[options.optimise]) for each in library),
         *front,
     ]
-    threads = ("-pthread",) if machine.has_threads else ()
-    return shop.compile(units, (*flags, *COMMON, *threads, EXPORT))
+    return shop.compile(units, (*flags, *COMMON, *_threads(machine, options), EXPORT))
+
+
+def _threads(machine: Machine, options: Options) -> tuple[str, ...]:
+    """Flags of C files: with a pool; without, but for callers with threads; without any."""
+    if not machine.has_threads:
+        return ("-DSMELT_SINGLE",)
+    return ("-pthread", *(() if options.threads else ("-DSMELT_SINGLE", "-DSMELT_LOCKS")))
 
 
 def _linker(machine: Machine) -> tuple[str, ...]:

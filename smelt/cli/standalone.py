@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from smelt.aot.assemble import assemble
-from smelt.aot.build import build, model_name
+from smelt.aot.build import DEFAULT, Options, build, model_name
 from smelt.aot.targets import MACHINES as MACHINES
 from smelt.aot.targets import find_machine, host_machine
 from smelt.buffer import bytes_text
@@ -31,6 +31,7 @@ def compile_standalone(
     static: Sequence[str],
     as_json: bool,
     precision: str = "f32",
+    options: Options = DEFAULT,
 ) -> None:
     if len(targets) > 1:
         raise SmeltError(
@@ -40,8 +41,10 @@ def compile_standalone(
     check_folder(output)
     start = time.perf_counter()
     program, weights = read_fixed(file, parse_static(file, static), parse_sizes(sizes))
-    parts = assemble(with_precision(program, precision), weights, model_name(output), machine)
-    made = build(parts, machine, output.name)
+    parts = assemble(
+        with_precision(program, precision), weights, model_name(output), machine, small=options.optimise == "size"
+    )
+    made = build(parts, machine, output.name, options)
     for name, (content, mode) in made.items():
         write_atomically(output.with_name(name), [content], mode)
     files = {str(output.with_name(name)): len(content) for name, (content, _) in made.items()}

@@ -43,11 +43,13 @@ from smelt.stop import Stop, on_cancel
 from smelt.target import Target
 
 SOURCES = (
-    *("smelt.h", "runtime.h", "system.c", "memory.c", "watch.c", "pool.c", "executable.c", "python.c", "checksum.c"),
+    *("smelt.h", "runtime.h", "system.c", "features.c", "memory.c", "heap.c", "watch.c", "pool.c"),
+    *("executable.c", "python.c", "checksum.c"),
 )
 FEATURES = (  # in the order of the bits of smelt_features, with the names of /proc/cpuinfo
     *("fma", "f16c", "avx2", "avx512f", "avx512bw", "avx512vl"),
     *("avx512_vnni", "avx512_bf16", "avx512dq", "avx_vnni"),
+    *("asimddp", "i8mm", "riscv_v"),
 )
 ABI = 2  # of compiled programs: `version` in smelt.h
 GLIBC = "2.17"  # the oldest glibc that a compiled library runs with
@@ -105,7 +107,7 @@ class Runtime:
         """CPU features that the processor has and the operating system enables."""
         bits = self.held.smelt_features()
         found = frozenset(name for i, name in enumerate(FEATURES) if bits >> i & 1)
-        return found or cpu.target().features
+        return found if "fma" in found else found | cpu.target().features
 
     @property
     def allocations(self) -> int:

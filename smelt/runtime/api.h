@@ -63,7 +63,7 @@ typedef struct {
 typedef struct {
   int32_t threads;      /* of the whole process, the caller included; 0: one per processor */
   const char *weights;  /* the file, for a model whose weights are beside it */
-  void *memory;         /* for everything that the model allocates, 64-byte aligned; NULL: the system's */
+  void *memory;         /* for everything that the model allocates; NULL: the system's memory */
   int64_t memory_bytes;
 } smelt_options;
 

@@ -20,13 +20,23 @@ static i64 align64(i64 bytes) { return (bytes + 63) / 64 * 64; }
 
 /* ------------------------------------------------------------------------------------------ making an executable */
 
-Executable *smelt_make(const i64 *layout, i64 numbers, void *const *pointers) {
+void *smelt_obtain(Heap *heap, i64 bytes) {
+  return heap ? smelt_heap_allocate(heap, bytes) : smelt_allocate(bytes);
+}
+
+void smelt_return(Heap *heap, void *block, i64 bytes) {
+  if (heap) smelt_heap_release(heap, block);
+  else smelt_release(block, bytes);
+}
+
+Executable *smelt_make(const i64 *layout, i64 numbers, void *const *pointers, Heap *heap) {
   i64 symbols = layout[0], bound = layout[1], inputs = layout[2], results = layout[3], constants = layout[4];
   i64 buffers = bound + inputs + results + constants, ports = inputs + results;
   i64 bytes = (i64)sizeof(Executable) + numbers * 8 + ports * (i64)sizeof(Port) + buffers * (i64)sizeof(void *);
-  Executable *e = smelt_allocate_zeroed(bytes);
+  Executable *e = smelt_obtain(heap, bytes);
   if (!e) return NULL;
-  e->bytes = bytes, e->symbols = symbols, e->bound = bound, e->inputs = inputs, e->results = results;
+  memset(e, 0, (size_t)bytes);
+  e->heap = heap, e->bytes = bytes, e->symbols = symbols, e->bound = bound, e->inputs = inputs, e->results = results;
   e->constants = constants, e->quick = (int)layout[5];
   memcpy(&e->run, &pointers[0], sizeof e->run);
   memcpy(&e->measure, &pointers[1], sizeof e->measure);
@@ -95,7 +105,7 @@ static void release_grown(Slot *slot, int all) {
     Grown *block = *link;
     if (all || !block->used) {
       *link = block->next;
-      smelt_release(block, (i64)sizeof(Grown) + block->bytes);
+      smelt_return(slot->executable->heap, block, (i64)sizeof(Grown) + block->bytes);
     } else {
       block->used = 0;
       link = &block->next;
@@ -105,9 +115,10 @@ static void release_grown(Slot *slot, int all) {
 
 /* Frees the memory that a slot holds between calls. */
 static void release_blocks(Slot *slot) {
+  Heap *heap = slot->executable->heap;
   release_grown(slot, 1);
-  smelt_release(slot->context.arena, slot->arena_bytes);
-  smelt_release(slot->context.scratch, slot->scratch_bytes);
+  smelt_return(heap, slot->context.arena, slot->arena_bytes);
+  smelt_return(heap, slot->context.scratch, slot->scratch_bytes);
   slot->context.arena = slot->context.scratch = NULL;
   slot->arena_bytes = slot->scratch_bytes = slot->needed_arena = slot->needed_scratch = 0;
 }
@@ -115,7 +126,7 @@ static void release_blocks(Slot *slot) {
 static void destroy(Slot *slot) {
   if (slot->executable->forget) slot->executable->forget(slot);
   release_blocks(slot);
-  smelt_release(slot, slot->bytes);
+  smelt_return(slot->executable->heap, slot, slot->bytes);
 }
 
 static Slot *create(Executable *e) {
@@ -123,8 +134,9 @@ static Slot *create(Executable *e) {
   i64 buffers = align64((e->bound + e->inputs + e->results + e->constants) * (i64)sizeof(void *));
   i64 views = align64((e->inputs + e->results) * e->view_bytes), shapes = align64(e->results * (i64)sizeof(void *));
   i64 head = align64((i64)sizeof(Slot)), bytes = head + 2 * symbols + 2 * sizes + buffers + views + shapes;
-  char *block = smelt_allocate_zeroed(bytes);
+  char *block = smelt_obtain(e->heap, bytes);
   if (!block) return NULL;
+  memset(block, 0, (size_t)bytes);
   Slot *slot = (Slot *)block;
   slot->bytes = bytes, slot->executable = e;
   atomic_flag_clear(&slot->growing);
@@ -441,7 +453,7 @@ void *smelt_grow(Context *ctx, i64 bytes) {
   if (!best && bytes < (i64)1 << 46) {
     int refused = slot->executable->account ? charge(slot, smelt_span(whole)) : 0;
     if (refused == SMELT_OVER_LIMIT) slot->over = 1;
-    if (!refused && (best = smelt_allocate(whole))) best->bytes = bytes, best->next = slot->grown, slot->grown = best;
+    if (!refused && (best = smelt_obtain(slot->executable->heap, whole))) best->bytes = bytes, best->next = slot->grown, slot->grown = best;
   }
   if (best) best->used = 1;
   atomic_flag_clear_explicit(&slot->growing, memory_order_release);
@@ -450,12 +462,12 @@ void *smelt_grow(Context *ctx, i64 bytes) {
 
 /* Makes a block large enough. It grows by a quarter at least (sequences grow by one token a call), unless memory is
  * limited. A block that was much too large for a while shrinks. */
-static int reserve(char **block, i64 *held, i64 bytes, int ample, i64 needed) {
+static int reserve(Heap *heap, char **block, i64 *held, i64 bytes, int ample, i64 needed) {
   int shrink = needed >= 0 && *held > MUCH && *held / 2 > needed;
   if (bytes <= *held && !shrink) return 0;
   i64 wanted = shrink ? needed : ample && *held && bytes < *held + *held / 4 ? *held + *held / 4 : bytes;
-  smelt_release(*block, *held);
-  *block = smelt_allocate(wanted);
+  smelt_return(heap, *block, *held);
+  *block = smelt_obtain(heap, wanted);
   *held = *block ? wanted : 0;
   return *block ? 0 : SMELT_NO_MEMORY;
 }
@@ -501,7 +513,9 @@ static int reserve_all(Slot *slot) {
   slot->workers = __atomic_load_n(&smelt_runtime.threads, __ATOMIC_RELAXED);
   slot->context.scratch_stride = align64(scratch);
   scratch = slot->context.scratch_stride * slot->workers;
-  int limited = slot->executable->account != NULL, status = limited ? admit(slot, arena, scratch) : 0;
+  Heap *heap = slot->executable->heap;
+  int limited = slot->executable->account || heap;
+  int status = slot->executable->account ? admit(slot, arena, scratch) : 0;
   if (status) return status;
   if (arena > slot->needed_arena) slot->needed_arena = arena;
   if (scratch > slot->needed_scratch) slot->needed_scratch = scratch;
@@ -510,9 +524,9 @@ static int reserve_all(Slot *slot) {
     needed_arena = slot->needed_arena, needed_scratch = slot->needed_scratch;
     slot->needed_arena = arena, slot->needed_scratch = scratch, slot->since = now;
   }
-  if (reserve(&slot->context.arena, &slot->arena_bytes, arena, !limited, needed_arena)) return SMELT_NO_MEMORY;
+  if (reserve(heap, &slot->context.arena, &slot->arena_bytes, arena, !limited, needed_arena)) return SMELT_NO_MEMORY;
   slot->context.record[0] = scratch;
-  return reserve(&slot->context.scratch, &slot->scratch_bytes, scratch, !limited, needed_scratch);
+  return reserve(heap, &slot->context.scratch, &slot->scratch_bytes, scratch, !limited, needed_scratch);
 }
 
 /* ------------------------------------------------------------------------------------------ running */

@@ -10,6 +10,7 @@ struct smelt_model {
   const Description *description;
   const Version *version;
   Executable *executable;
+  Heap *heap; /* NULL: the system's memory */
 };
 
 /* ------------------------------------------------------------------------------------------ messages */
@@ -81,22 +82,22 @@ static void destroy(smelt_model *model) {
   if (model->executable) {
     smelt_unregister(model->executable);
     smelt_close(model->executable);
-    smelt_release(model->executable, model->executable->bytes);
+    smelt_return(model->heap, model->executable, model->executable->bytes);
   }
-  smelt_release(model, sizeof *model);
+  smelt_return(model->heap, model, sizeof *model);
 }
 
-static Executable *make(const Version *version, const unsigned char *weights) {
+static Executable *make(const Version *version, const unsigned char *weights, Heap *heap) {
   const Variant *variant = version->variant;
   i64 bound = variant->layout[1], constants = variant->layout[4], bytes = (2 + bound + constants) * (i64)sizeof(void *);
-  void **pointers = smelt_allocate(bytes);
+  void **pointers = smelt_obtain(heap, bytes);
   if (!pointers) return NULL;
   memcpy(&pointers[0], &version->run, sizeof version->run);
   memcpy(&pointers[1], &version->measure, sizeof version->measure);
   for (i64 i = 0; i < bound + constants; i++) pointers[2 + i] = (void *)(uintptr_t)(weights + variant->offsets[i]);
-  Executable *executable = smelt_make(variant->layout, variant->numbers, pointers);
+  Executable *executable = smelt_make(variant->layout, variant->numbers, pointers, heap);
   if (executable) executable->view_bytes = 1;
-  smelt_release(pointers, bytes);
+  smelt_return(heap, pointers, bytes);
   return executable;
 }
 
@@ -117,14 +118,18 @@ int smelt_model_create(const Description *description, const smelt_options *opti
   if (threads > MAX_THREADS) threads = MAX_THREADS;
   if (smelt_runtime.threads != threads && (options->threads > 0 || smelt_runtime.threads == 1))
     smelt_set_threads(threads, threads <= smelt_cores() ? 30000 : 0);
-  smelt_model *model = smelt_allocate_zeroed(sizeof *model);
+  Heap *heap = options->memory ? smelt_open_heap(options->memory, options->memory_bytes) : NULL;
+  if (options->memory && !heap) return no_memory(sizeof *heap);
+  smelt_model *model = smelt_obtain(heap, sizeof *model);
   if (!model) return no_memory(sizeof *model);
+  memset(model, 0, sizeof *model);
+  model->heap = heap;
   model->description = description;
   i64 has = smelt_features();
   const Version *version = description->versions;
   while (version->features & ~has) version++; /* the last one needs nothing */
   model->version = version;
-  model->executable = make(version, description->weights);
+  model->executable = make(version, description->weights, heap);
   if (!model->executable) {
     destroy(model);
     return no_memory(version->variant->numbers * 8);
@@ -268,15 +273,14 @@ static int explain(const smelt_model *model, const Slot *slot, int status) {
   return check->of_sizes ? SMELT_BAD_SIZE : SMELT_FAILED;
 }
 
-static int allocate_output(smelt_tensor *output, i64 bytes) {
-  output->data = smelt_allocate(bytes);
+static int allocate_output(Heap *heap, smelt_tensor *output, i64 bytes) {
+  output->data = smelt_obtain(heap, bytes);
   output->bytes = bytes;
   return output->data ? 0 : no_memory(bytes);
 }
 
 void smelt_tensor_release(smelt_model *model, smelt_tensor *tensor) {
-  (void)model;
-  smelt_release(tensor->data, tensor->bytes);
+  smelt_return(model->heap, tensor->data, tensor->bytes);
   tensor->data = NULL, tensor->bytes = 0;
 }
 
@@ -309,7 +313,7 @@ static int place_output(Slot *slot, const smelt_port *port, const smelt_tensor *
   smelt_tensor *output = &outputs[r];
   i64 bytes = tensor_bytes(output->sizes, output->rank, port->itemsize);
   if (bytes < 0) return no_memory(bytes);
-  if (!output->data) return allocate_output(output, bytes);
+  if (!output->data) return allocate_output(e->heap, output, bytes);
   int failed = check_data(port, "output", output->data, e->ports[e->inputs + r].align, output->bytes, bytes);
   if (failed || is_apart(slot, inputs, outputs, r)) return failed;
   begin("the output '"), say(port->name), say("' shares memory with an input or another output");
@@ -322,7 +326,7 @@ static int take_late(Slot *slot, const smelt_port *port, i64 r, const i64 *sizes
   describe_output(port, sizes, output);
   i64 bytes = tensor_bytes(output->sizes, output->rank, port->itemsize);
   int failed = output->data ? check_data(port, "output", output->data, 1, output->bytes, bytes)
-                            : allocate_output(output, bytes);
+                            : allocate_output(e->heap, output, bytes);
   if (!failed && bytes) memcpy(output->data, slot->buffers[e->bound + e->inputs + r], (size_t)bytes);
   return failed;
 }

@@ -357,7 +357,7 @@ static void destroy_executable(PyObject *capsule) {
 /* layout, pointers: as for `smelt_make`. objects: keep, numpy.empty, the dtypes with the buffer protocol of inputs and
  * results, and for each None or its real dtype. Returns the built-in function. */
 PyObject *smelt_bind(const i64 *layout, i64 numbers, void **pointers, PyObject *objects) {
-  Executable *e = smelt_make(layout, numbers, pointers);
+  Executable *e = smelt_make(layout, numbers, pointers, NULL);
   if (!e) return PyErr_NoMemory();
   e->view_bytes = sizeof(Py_buffer), e->forget = forget;
   PyObject **fields[] = {&e->keep, &e->empty, &e->dtypes, &e->foreign};

@@ -5,10 +5,16 @@
 
 #include "smelt.h"
 
-#include <pthread.h>
 #include <stdatomic.h>
+#ifndef SMELT_SINGLE /* a build without threads: single.c in place of pool.c and watch.c */
+#include <pthread.h>
+#endif
 
+#ifdef SMELT_BARE /* no operating system */
+#define SMELT_THREAD_LOCAL
+#else
 #define SMELT_THREAD_LOCAL _Thread_local
+#endif
 
 typedef struct _object PyObject;
 typedef struct Executable Executable;
@@ -29,7 +35,12 @@ i64 smelt_cores(void);                       /* processors that this process may
 int smelt_is_main_thread(void);              /* 1 also if the system cannot tell */
 void smelt_name_thread(const char *name);
 void smelt_watch_forks(void (*before)(void), void (*parent)(void), void (*child)(void));
+#ifndef SMELT_SINGLE
 int smelt_start_thread(pthread_t *thread, i64 stack, int detached, void *(*body)(void *), void *argument); /* 0 = ok */
+#endif
+
+/* features.c */
+i64 smelt_features(void);                    /* one bit each, in the order of FEATURES in device/runtime.py */
 
 /* memory.c */
 void *smelt_allocate(i64 bytes);             /* 64-byte aligned, contents undefined; NULL if refused */
@@ -41,6 +52,15 @@ i64 smelt_allocations(void);                 /* blocks allocated since the start
 i64 smelt_allocated(void);                   /* bytes in use now */
 
 i64 smelt_span(i64 bytes);                   /* bytes that the system reserves for a block, at most */
+
+/* heap.c */
+
+/* The head of a block of memory that the caller provides. */
+typedef struct { void *free; i64 used, peak; atomic_flag busy; } Heap;
+
+Heap *smelt_open_heap(void *memory, i64 bytes); /* NULL: too small */
+void *smelt_heap_allocate(Heap *heap, i64 bytes);
+void smelt_heap_release(Heap *heap, void *memory);
 
 /* watch.c */
 void smelt_lock(void);    /* one lock for all lists of slots, held for a few instructions; survives fork */
@@ -65,7 +85,6 @@ i64 smelt_started(void);                      /* running helper threads */
 void smelt_begin_call(void);                  /* this thread runs a program: helpers leave it a core */
 void smelt_end_call(void);
 int smelt_is_nested(void);                    /* this thread runs a program: a signal handler makes another call */
-i64 smelt_features(void);
 
 /* executable.c */
 
@@ -129,6 +148,7 @@ struct Executable {
   void **buffers;       /* bound arguments and constants; NULL for inputs and results */
   Slot *slots, *free;
   Account *account;     /* NULL: no limit */
+  Heap *heap;       /* where slots and their memory come from; NULL: smelt_allocate */
   Executable *next;     /* in the list of registered executables */
   int closed, quick;    /* quick: `Dim` can solve the symbols */
   i64 view_bytes;       /* bytes behind a slot for each input and result, for python.c and model.c */
@@ -139,7 +159,7 @@ struct Executable {
 /* layout: symbols, bound, inputs, results, constants, quick; the preset symbols; the bytes of each bound argument; for
  * every input and result kind, itemsize, alignment, rank, `donated` and (inputs only) three numbers per dimension.
  * pointers: run, measure, the bound arguments, the constants. NULL: no memory. */
-Executable *smelt_make(const i64 *layout, i64 numbers, void *const *pointers);
+Executable *smelt_make(const i64 *layout, i64 numbers, void *const *pointers, Heap *heap);
 int smelt_fit_dim(Dim dim, i64 size, i64 *symbols); /* sets a symbol at its first use and compares it at the others */
 int smelt_all_known(const Slot *slot);              /* every symbol has a value */
 i64 smelt_new_bytes(const Slot *slot);              /* of the results whose sizes are known before the call */
@@ -154,6 +174,8 @@ void smelt_trim(Executable *executable);   /* frees the memory of idle slots */
 void smelt_register(Executable *executable); /* from now on calls of any executable free its idle memory */
 void smelt_unregister(Executable *executable);
 int smelt_charge(Account *account, i64 bytes); /* fixed bytes; < 0: uncharge; 0 = ok, 1 = never fits, 2 = retry later */
+void *smelt_obtain(Heap *heap, i64 bytes);  /* memory of a heap, or of the system where there is none */
+void smelt_return(Heap *heap, void *block, i64 bytes);
 void smelt_close(Executable *executable);
 void smelt_forget_calls(void); /* after a fork, with the lock held: frees the memory of other threads' calls */
 

@@ -4,7 +4,6 @@
 #include "runtime.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
 
@@ -66,9 +65,11 @@ void smelt_watch_forks(void (*before)(void), void (*parent)(void), void (*child)
   (void)before, (void)parent, (void)child;
 }
 
+#ifndef SMELT_SINGLE
 typedef int SignalMask;
 static void block_signals(SignalMask *before) { (void)before; }
 static void restore_signals(const SignalMask *before) { (void)before; }
+#endif
 
 #else
 
@@ -148,6 +149,7 @@ void smelt_name_thread(const char *name) {
 #endif
 }
 
+#ifndef SMELT_SINGLE
 void smelt_watch_forks(void (*before)(void), void (*parent)(void), void (*child)(void)) {
   pthread_atfork(before, parent, child);
 }
@@ -161,8 +163,11 @@ static void block_signals(SignalMask *before) {
 }
 
 static void restore_signals(const SignalMask *before) { pthread_sigmask(SIG_SETMASK, before, NULL); }
+#endif
 
 #endif
+
+#ifndef SMELT_SINGLE
 
 /* The thread inherits a mask that blocks every signal: signals are delivered to the user's threads only. */
 int smelt_start_thread(pthread_t *thread, i64 stack, int detached, void *(*body)(void *), void *argument) {
@@ -177,3 +182,4 @@ int smelt_start_thread(pthread_t *thread, i64 stack, int detached, void *(*body)
   pthread_attr_destroy(&attributes);
   return failed;
 }
+#endif
