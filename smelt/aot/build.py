@@ -19,7 +19,10 @@ HERE = Path(os.path.dirname(__file__))
 LIBRARY = ("system.c", "features.c", "memory.c", "heap.c", "executable.c", "checksum.c", "model.c")
 POOL, SINGLE = ("pool.c", "watch.c"), ("single.c",)
 FRONT = ("main.c", "files.c", "json.c")
-COMMON = ("-fvisibility=hidden", "-ffunction-sections", "-fdata-sections", "-fno-stack-protector")
+COMMON = (
+    *("-fvisibility=hidden", "-ffunction-sections", "-fdata-sections", "-fno-stack-protector"),
+    *("-fno-unwind-tables", "-fno-asynchronous-unwind-tables"),
+)
 EXPORT = '-DSMELT_API=__attribute__((visibility("default")))'
 WEIGHTS = "weights.bin"
 OPTIMISE = {"speed": (), "size": ("-Os",)}
@@ -101,7 +104,7 @@ def _compile(
         *(Unit(each.name, each.text, (*each.flags, *OPTIMISE[options.optimise])) for each in parts.units),
         Unit(f"{parts.name}_tables", described, (f"-I{RUNTIME}",)),
         Unit(symbol, f'_Alignas(64) const unsigned char {symbol}[] = {{\n#embed "{WEIGHTS}"\n}};\n'),
-        *(Unit(f"smelt_{Path(each).stem}", RUNTIME / each, OPTIMISE[options.optimise]) for each in library),
+        *(Unit(f"smelt_{Path(each).stem}", RUNTIME / each, ("-Os",)) for each in library),
         *front,
     ]
     return shop.compile(units, (*flags, *COMMON, *_threads(machine, options), EXPORT))
