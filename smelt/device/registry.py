@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
+from importlib import import_module
+from typing import Any
 
 from smelt.device.api import Device
 from smelt.device.cpu_device import Cpu
-from smelt.device.cuda import Cuda
 from smelt.errors import DeviceError
 from smelt.target import Target
 
 HOST = "cpu"  # what `auto` stands for
-KINDS: dict[str, Callable[[], Device]] = {"cpu": Cpu, "cuda": Cuda}  # by name
-NUMBERED: dict[str, Callable[[int], Device]] = {"cuda": Cuda}  # kinds with several devices have `NAME:NUMBER` too
+
+
+def _cuda(*number: int) -> Any:
+    """Imported when asked for: most processes have no GPU."""
+    return import_module("smelt.device.cuda").Cuda(*number)
+
+
+KINDS: dict[str, Callable[[], Device]] = {"cpu": Cpu, "cuda": _cuda}  # by name
+NUMBERED: dict[str, Callable[[int], Device]] = {"cuda": _cuda}  # kinds with several devices have `NAME:NUMBER` too
 
 
 @cache
