@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn, Self, dataclass_transform
 
-_MANY = 50  # records of a class: generating its methods takes as long as making about so many without
+_MANY = 50  # records of a class, after which it gets generated methods
 
 
 class _Fields(type):
