@@ -7,7 +7,9 @@ functions of tensors; checkpoints are safetensors files. See docs/training.md.
 from __future__ import annotations
 
 from smelt.train.ctc import ctc
-from smelt.train.data import batches
+from smelt.train.curves import draw_curves
+from smelt.train.data import batches, prefetch
+from smelt.train.events import EventFile
 from smelt.train.losses import binary_cross_entropy, contrastive, cross_entropy, huber, mse, triplet
 from smelt.train.matrices import adafactor, muon
 from smelt.train.metrics import accuracy, confusion, f1, perplexity, top_k_accuracy
@@ -16,6 +18,7 @@ from smelt.train.schedules import cosine, linear, one_cycle, step_decay, warm_up
 from smelt.train.trainer import Trainer
 
 __all__ = [
+    "EventFile",
     "Optimiser",
     "Trainer",
     "accuracy",
@@ -31,6 +34,7 @@ __all__ = [
     "cosine",
     "cross_entropy",
     "ctc",
+    "draw_curves",
     "f1",
     "huber",
     "linear",
@@ -39,6 +43,7 @@ __all__ = [
     "muon",
     "one_cycle",
     "perplexity",
+    "prefetch",
     "rmsprop",
     "sgd",
     "step_decay",

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from smelt.dtype import Array
+from smelt.engine.signature import signature_of
 from smelt.errors import FileError, RunError, ShapeError
 from smelt.read import safetensors
 from smelt.shape import Shape
@@ -18,8 +19,10 @@ from smelt.tensor.data import tensor
 from smelt.tensor.grad import value_and_grad
 from smelt.tensor.jit.compile import compile
 from smelt.tensor.jit.realise import realize
-from smelt.train.data import batches
+from smelt.train.data import Data
+from smelt.train.nans import find_nan
 from smelt.train.optimisers import AVERAGE, Optimiser
+from smelt.train.run import Options, Progress, Run
 
 _KIND = "smelt.train"  # in the metadata of a checkpoint
 
@@ -82,22 +85,38 @@ class Trainer:
             moved, after = optimiser.update(slopes, state["optimiser"], state["parameters"])
             return value, {"parameters": moved, "optimiser": after}
 
+        self.progress = Progress()
         self._step = compile(advance, first, *batch, donate="state", device=device, engine=engine)
         self._state: Any = map_leaves(first, _is_tensor, lambda value: value.numpy().copy(), tied=False)
 
     def step(self, *batch: Array) -> float:
         """One step on a batch; gives the loss before it."""
+        before = {path: array.copy() for path, array in self._arrays().items()} if self._debug_nans else {}
         value, self._state = self._step(self._state, *batch)
         loss = float(value.numpy())
-        if self._debug_nans and not np.isfinite(loss):
-            self._explain_nans(loss)
+        if self._debug_nans:
+            broken = [path for path, array in self._arrays().items() if not _is_finite(array)]
+            if broken or not np.isfinite(loss):
+                self._explain_nans(loss, before, batch, broken)
         return loss
 
-    def _explain_nans(self, loss: float) -> None:
-        broken = [path for path, value in self._arrays().items() if not np.isfinite(value).all()]
+    def _explain_nans(
+        self, loss: float, before: Mapping[str, Array], batch: Sequence[Array], broken: list[str]
+    ) -> None:
+        """Run the step again on the reference, and name the first tensor that is not finite."""
+        program = self._step.program
+        names = [port.name for port in signature_of(program.main).inputs]
+        arrays = [*before.values(), *(np.asarray(each) for each in batch)]
+        culprit = find_nan(program, names, arrays)
+        wrong = (
+            f"the loss of step {self.steps - 1} is {loss}"
+            if not np.isfinite(loss)
+            else (f"step {self.steps - 1} made {broken[0]} infinite or nan")
+        )
         raise RunError(
-            f"the loss of step {self.steps - 1} is {loss}",
-            got=f"nan or infinity in {', '.join(broken[:4])}" if broken else "finite parameters",
+            wrong,
+            got=culprit or f"nan or infinity in {', '.join(broken[:4])}",
+            where=None if culprit is None else culprit.where,
             remedy="a smaller learning rate, or smelt.train.clip",
         )
 
@@ -129,39 +148,38 @@ class Trainer:
 
     def fit(
         self,
-        arrays: Sequence[Array],
+        data: Data,
         *,
         epochs: int,
         batch: int,
-        seed: int,
+        seed: int = 0,
         checkpoint: str | Path | None = None,
+        every: int | None = None,
         report: Callable[[int, float], object] | None = None,
+        progress: bool | None = None,
+        log: str | Path | None = None,
+        validate: Callable[[Any], float] | None = None,
+        patience: int | None = None,
     ) -> float:
-        """Train on arrays for a number of epochs; gives the mean loss of the last one.
+        """Train for a number of epochs; gives the mean loss of the last one.
 
-        Batches are those of `smelt.train.batches`: the loss takes their weights last. With a `checkpoint` the state is
-        saved after each epoch and when Ctrl-C ends the run, and a file that is there already is resumed: to the same
-        bits as a run that was never stopped. `report(epoch, mean loss)` is called after each epoch.
+        `data` are arrays, paths of `.npy` files, which are mapped, or a function that gives the minibatches of an
+        epoch. Minibatches are those of `smelt.train.batches`: the loss takes their weights last.
+
+        With a `checkpoint` the state is saved after each epoch, every `every` steps and when Ctrl-C ends the run, and a
+        file that is there already is resumed: to the same bits as a run that was never stopped.
+
+        `report(epoch, mean loss)` is called after each epoch. `progress` shows a line on stderr (None: on a terminal).
+        `log` is a folder for TensorBoard's events and curves. `validate(parameters)` gives a number after each epoch,
+        smaller is better; the run ends after `patience` epochs without a better one (of the loss, without `validate`),
+        and the best state is beside the checkpoint, as NAME.best.safetensors.
         """
         path = None if checkpoint is None else Path(checkpoint)
         if path is not None and path.exists():
             self.load(path)
-        per_epoch = -(-len(arrays[0]) // batch)
-        mean = float("nan")
-        try:
-            for epoch in range(self.steps // max(per_epoch, 1), epochs):
-                start = self.steps - epoch * per_epoch
-                losses = [self.step(*each) for each in batches(arrays, batch, seed=seed, epoch=epoch, start=start)]
-                mean = float(np.mean(losses)) if losses else mean
-                if path is not None:
-                    self.save(path)
-                if report is not None:
-                    report(epoch, mean)
-        except KeyboardInterrupt:
-            if path is not None:
-                self.save(path)
-            raise
-        return mean
+        folder = None if log is None else Path(log)
+        options = Options(epochs, batch, seed, path, every, report, progress, folder, validate, patience)
+        return Run(self, options).start(data)
 
     # ---- checkpoints ----
 
@@ -171,7 +189,8 @@ class Trainer:
 
     def save(self, path: str | Path) -> None:
         """Write parameters and optimiser state to a safetensors file, which appears only when it is complete."""
-        safetensors.write(path, self._arrays(), {"kind": _KIND, "step": str(self.steps)})
+        metadata = {"kind": _KIND, "step": str(self.steps), **self.progress.to_metadata()}
+        safetensors.write(path, self._arrays(), metadata)
 
     def load(self, path: str | Path) -> None:
         """Continue from a file of `save`: of the same parameters and optimiser, or it is refused."""
@@ -190,6 +209,11 @@ class Trainer:
         arrays = {name: held[name].numpy().copy() for name in wanted}
         rest = iter(arrays[name] for name in wanted)
         self._state = map_leaves(self._state, _is_array, lambda _: next(rest), tied=False)
+        self.progress = Progress.of_metadata(held.metadata)
+
+
+def _is_finite(array: Array) -> bool:
+    return array.dtype.kind in "biu" or bool(np.isfinite(array.astype(np.float64)).all())
 
 
 def _array(value: Any) -> Array:

@@ -182,13 +182,13 @@ def test_triplet_and_contrastive():
     a, p, n = (RNG.normal(size=(4, 6)) for _ in range(3))
     distance = lambda x, y: np.linalg.norm(x - y + 1e-6, axis=1)  # noqa: E731
     wanted = np.maximum(0, distance(a, p) - distance(a, n) + 0.7).mean()
-    ours = [smelt.tensor(x, "b d") for x in (a, p, n)]
-    np.testing.assert_allclose(train.triplet(*ours, "d", 0.7).item(), wanted, rtol=1e-6)
+    ours: Any = [smelt.tensor(x, "b d") for x in (a, p, n)]
+    np.testing.assert_allclose(train.triplet(ours[0], ours[1], ours[2], "d", 0.7).item(), wanted, rtol=1e-6)
     q, k = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (a, p))
     wanted = -np.diag(log_softmax(q @ k.T / 0.2)).mean()
     np.testing.assert_allclose(train.contrastive(ours[0], ours[1], "d", "b", 0.2).item(), wanted, rtol=1e-6)
-    plain = [smelt.tensor(x) for x in (a, p)]
-    np.testing.assert_allclose(train.contrastive(*plain, 1, 0, 0.2).item(), wanted, rtol=1e-6)
+    plain: Any = [smelt.tensor(x) for x in (a, p)]
+    np.testing.assert_allclose(train.contrastive(plain[0], plain[1], 1, 0, 0.2).item(), wanted, rtol=1e-6)
     same = smelt.tensor(a, "b d")
     slope = smelt.grad(lambda x: train.triplet(x, same, smelt.tensor(n, "b d"), "d"))(same)
     assert np.isfinite(slope.numpy()).all()
@@ -211,12 +211,14 @@ def enumerate_paths(logp: Array, labels: Array) -> float:
 def test_ctc_counts_every_alignment():
     logp = log_softmax(SPEECH)
     each = [-enumerate_paths(logp[i, : FRAMES[i]], LABELS[i, : LENGTHS[i]]) / LENGTHS[i] for i in range(3)]
-    given = [smelt.tensor(x) for x in (LABELS, FRAMES, LENGTHS)]
+    given: Any = [smelt.tensor(x) for x in (LABELS, FRAMES, LENGTHS)]
     np.testing.assert_allclose(train.ctc(smelt.tensor(SPEECH), *given).item(), np.mean(each), rtol=1e-6)
     masked = train.ctc(smelt.tensor(SPEECH), *given, weights=smelt.tensor(np.array([1.0, 0.0, 1.0])))
     np.testing.assert_allclose(masked.item(), (each[0] + each[2]) / 2, rtol=1e-6)
     turned = smelt.tensor(SPEECH.transpose(1, 0, 2), "t b c")
-    np.testing.assert_allclose(train.ctc(turned, *given, axes=("b", "t", "c")).item(), np.mean(each), rtol=1e-6)
+    np.testing.assert_allclose(
+        train.ctc(turned, given[0], given[1], given[2], ("b", "t", "c")).item(), np.mean(each), rtol=1e-6
+    )
     slope = smelt.grad(lambda x: train.ctc(x, *given))(smelt.tensor(SPEECH)).numpy()
     moved = SPEECH.copy()
     moved[1, 2, 1] += 1e-5

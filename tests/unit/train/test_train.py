@@ -251,5 +251,32 @@ def test_bad_parameters_and_losses_are_refused():
         engine="reference",
         debug_nans=True,
     )
-    with pytest.raises(smelt.SmeltError, match="the loss of step 0 is inf"):
+    with pytest.raises(smelt.SmeltError, match="the loss of step 0 is inf") as caught:
         diverging.step()
+    assert "exponential" in str(caught.value)  # the op
+    assert "test_train.py" in str(caught.value)  # and its line
+    assert "1 infinite of 1 elements" in str(caught.value)
+
+
+def test_a_nan_is_traced_to_the_tensor_that_made_it():
+    """The batch itself; the gradient of a loss that is finite; and a parameter that grew step by step."""
+    shapes = "f32[b=2, d=2]"
+
+    def fresh() -> train.Trainer:
+        return train.Trainer(
+            lambda p, x: (x * p["w"]).abs().sqrt().sum(),
+            {"w": smelt.tensor([1.0, 2.0], "d")},
+            train.sgd(0.1),
+            shapes,
+            engine="reference",
+            debug_nans=True,
+        )
+
+    roots = fresh()
+    good = np.ones((2, 2), np.float32)
+    roots.step(good)
+    with pytest.raises(smelt.SmeltError, match="the loss of step 1 is nan") as caught:
+        roots.step(good * np.float32("nan"))
+    assert "4 nan of 4 elements" in str(caught.value)
+    with pytest.raises(smelt.SmeltError, match=r"step 0 made parameters\.w infinite or nan"):
+        fresh().step(good * 0)  # the root has no slope at 0
