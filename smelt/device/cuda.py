@@ -47,6 +47,7 @@ def _target(name: str, shared: int, l2: int) -> Target:
         kind="simt",
         language="cuda",
         registers=255,
+        has_pairs=True,  # tensor cores
     )
 
 

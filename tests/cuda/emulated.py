@@ -22,7 +22,7 @@ from smelt.target import Target
 
 HEADER = Path(__file__).with_name("emulator.h")
 FUNCTION = re.compile(r'^extern "C" __global__ void __launch_bounds__\(\d+\) (\w+)\((.*)\) \{$', re.MULTILINE)
-WAITS = re.compile(r"__sync|smelt_shuffle_|smelt_mma_|__shfl")
+WAITS = re.compile(r"__sync|smelt_shuffle_|smelt_mma_|smelt_tile_|smelt_few_|__shfl")
 FLAGS = ("-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing", "-w", "-shared", "-fPIC")
 GUARD = 64
 
@@ -64,7 +64,7 @@ def compile_emulated(text: str) -> bytes:
 
 
 class EmulatedDriver:
-    """The calls of `device.driver.Driver`. Every write outside of an allocation is found when it is freed."""
+    """The calls of `device.driver.Driver`. Every write outside of an allocation is found."""
 
     name, capability, memory = "an emulated GPU", (9, 0), (1 << 34, 1 << 34)
 
@@ -87,6 +87,8 @@ class EmulatedDriver:
     def launch(self, function: Any, blocks: int, threads: int, arguments: Sequence[int]) -> None:
         self.launches += 1
         function(blocks, threads, (ctypes.c_longlong * len(arguments))(*arguments))
+        for address in self.held:
+            self.check(address)
 
     def allocate(self, count: int) -> int:
         block = (ctypes.c_char * (count + 2 * GUARD + 256))()
@@ -98,8 +100,11 @@ class EmulatedDriver:
         return address
 
     def free(self, address: int) -> None:
-        _, count = self.held.pop(address)
-        for guard in (address - GUARD, address + count):
+        self.check(address)
+        del self.held[address]
+
+    def check(self, address: int) -> None:
+        for guard in (address - GUARD, address + self.held[address][1]):
             assert ctypes.string_at(guard, GUARD) == b"\x5a" * GUARD, "a kernel wrote outside of its memory"
 
     def upload(self, address: int, array: Array) -> None:

@@ -60,6 +60,30 @@ static unsigned __shfl_sync(unsigned, unsigned value, int lane) { return exchang
 static unsigned __shfl_down_sync(unsigned, unsigned value, int by) { return exchange(value, current % WARP + by); }
 static unsigned __shfl_xor_sync(unsigned, unsigned value, int by) { return exchange(value, (current % WARP) ^ by); }
 
+static unsigned left_words[MOST][4], right_words[MOST][2];
+static float bf16(unsigned word, int half) {
+  const unsigned bits = half ? word & 0xffff0000u : word << 16;
+  float x;
+  memcpy(&x, &bits, 4);
+  return x;
+}
+// mma.sync.m16n8k16: who holds which element is NVIDIA's (PTX ISA, matrix fragments).
+static void smelt_mma_sync(float *c, const unsigned *a, const unsigned *b) {
+  memcpy(left_words[current], a, 16);
+  memcpy(right_words[current], b, 8);
+  __syncwarp();
+  const int first = current / WARP * WARP, group = current % WARP / 4, member = current % 4;
+  for (int e = 0; e < 4; e++) {
+    const int row = group + e / 2 * 8, column = 2 * member + e % 2;
+    for (int k = 0; k < 16; k++) {
+      const unsigned x = left_words[first + row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2];
+      const unsigned y = right_words[first + column * 4 + k % 8 / 2][k / 8];
+      c[e] += bf16(x, k % 2) * bf16(y, k % 2);
+    }
+  }
+  __syncwarp();
+}
+
 static float __uint_as_float(unsigned x) { float y; memcpy(&y, &x, 4); return y; }
 static float __int_as_float(int x) { float y; memcpy(&y, &x, 4); return y; }
 static unsigned __float_as_uint(float x) { unsigned y; memcpy(&y, &x, 4); return y; }

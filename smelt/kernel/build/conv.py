@@ -40,13 +40,13 @@ def packed_conv(nest: Nest, op: Op, output: Output) -> None:
     """Loops of an implicit GEMM: each K-block of a panel stays cache-resident for a chunk of rows of pixels."""
     form, panels = required_form(op), op.operands[1]
     groups, count, quads, pixel_stride = tensor(panels).sizes
-    batch, *outer, map_rows, pixels, channels_out = _with_rows(tensor(op.result).sizes)
+    batch, *outer, map_rows, pixels, channels_out = with_rows(tensor(op.result).sizes)
     assert isinstance(groups, int)
     assert isinstance(quads, int)
     assert isinstance(pixel_stride, int)
     assert isinstance(channels_out, int)
     width, share = pixel_stride // form.k_pack, channels_out // groups
-    window = _Window.of(nest, op, quads * form.k_pack)
+    window = Window.of(nest, op, quads * form.k_pack)
     key = KernelKey.of(
         "conv",
         batch=product((batch, *outer)),
@@ -125,12 +125,12 @@ def _choose_schedule(nest: Nest, key: KernelKey, form: Form) -> tuple[Conv, Bloc
     return Conv(ROW_BLOCK, ROWS), Blocking(ROWS, pixels, map_rows, max(pixels * map_rows, 1))
 
 
-def _with_rows(sizes: Sequence[Size]) -> tuple[Size, ...]:
+def with_rows(sizes: Sequence[Size]) -> tuple[Size, ...]:
     """[batch, x, channel] as [batch, 1, x, channel]."""
     return (sizes[0], 1, *sizes[1:]) if len(sizes) == 3 else tuple(sizes)
 
 
-class _Window(Frozen):
+class Window(Frozen):
     """The K dimension of an implicit GEMM: loops over taps around contiguous runs of channels.
 
     `axes`: strides of the feature map. `run`: contiguous K elements. `taps`, `tap_stride`: the innermost tap loop.
@@ -148,7 +148,7 @@ class _Window(Frozen):
     run: int
 
     @staticmethod
-    def of(nest: Nest, op: Op, depth: int) -> _Window:
+    def of(nest: Nest, op: Op, depth: int) -> Window:
         taps = taps_of(op.attrs)
         buffer, constant, axes = memory_layout(nest, op, op.operands[0])
         channels = depth // prod(taps.window)
@@ -157,7 +157,7 @@ class _Window(Frozen):
         if levels[-1][1] == channels * axes[-1] or levels[-1][0] == 1:  # the taps of a window row are contiguous
             run *= levels.pop()[0]
         count, tap_stride = levels.pop() if levels else (1, 0)
-        return _Window(buffer, constant, axes, taps.strides, channels, tuple(levels), count, tap_stride, run)
+        return Window(buffer, constant, axes, taps.strides, channels, tuple(levels), count, tap_stride, run)
 
     @property
     def pixel_stride(self) -> Size:

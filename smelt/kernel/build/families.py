@@ -9,11 +9,13 @@ from smelt.kernel.build import (
     attention,
     blocks,
     conv,
+    conv_simt,
     depthwise,
     elementwise,
     fft,
     gather_scatter,
     gemm,
+    gemm_simt,
     linalg,
     paged_attention,
     quantise,
@@ -31,6 +33,7 @@ from smelt.kernel.loops.nest import PULLS
 
 FAMILIES = (
     *(elementwise, quantise, gather_scatter, reduce, window, select_and_scatter, scan, sort),
+    *(gemm_simt, conv_simt),
     *(gemm, relayout, blocks, conv, depthwise, winograd, attention, paged_attention, linalg, fft, random),
 )
 

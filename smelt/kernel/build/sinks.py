@@ -13,6 +13,7 @@ from smelt.frozen import Frozen
 from smelt.ir.core import Op, Value
 from smelt.kernel.loops.grammar import Expr
 from smelt.kernel.loops.nest import Index, Nest, reshape_index, tensor
+from smelt.target import Target
 
 
 class Output(Frozen):
@@ -53,6 +54,7 @@ Sink = Callable[[Nest, Op, Output], None]
 Operands = tuple[int, ...] | Callable[[Op], tuple[int, ...]]  # of every op of a name, or of one
 
 SINKS: dict[str, Sink] = {}
+SIMT_SINKS: dict[str, Sink] = {}  # instead of them on a GPU
 ANCHORS: set[str] = set()
 UPDATES: dict[str, Sink] = {}  # ops that change a part of their first operands
 ADDRESSED: dict[str, tuple[int, ...]] = {}
@@ -78,6 +80,21 @@ def sink(
         return rule
 
     return register
+
+
+def simt_sink(name: str) -> Callable[[Sink], Sink]:
+    """Register the rule that builds the kernel of an op on a GPU; what its operands must be stays the same."""
+
+    def register(rule: Sink) -> Sink:
+        SIMT_SINKS[name] = rule
+        return rule
+
+    return register
+
+
+def find_sink(name: str, target: Target) -> Sink:
+    """The rule that builds the kernel of an op for a target."""
+    return SIMT_SINKS.get(name, SINKS[name]) if target.kind == "simt" else SINKS[name]
 
 
 def is_in_runs(op: Op, operand: int) -> bool:

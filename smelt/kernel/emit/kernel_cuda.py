@@ -13,8 +13,9 @@ from smelt.dtype import DType
 from smelt.errors import UnsupportedError
 from smelt.kernel import math
 from smelt.kernel.emit.printer import Printer, apply_text
-from smelt.kernel.emit.tile_cuda import MMA
+from smelt.kernel.emit.tile_cuda import FEW, MMA, TILE, TILED
 from smelt.kernel.loops.fold import identity
+from smelt.kernel.loops.form import FEW_BF16, TENSOR_BF16
 from smelt.kernel.loops.grammar import (
     SHORT,
     BlockMma,
@@ -22,6 +23,7 @@ from smelt.kernel.loops.grammar import (
     Fail,
     Fold,
     For,
+    Load,
     Mma,
     Number,
     Quotient,
@@ -35,6 +37,7 @@ from smelt.kernel.loops.grammar import (
 from smelt.kernel.loops.simt import WARP, Stage, map_to_grid, reads_from, static_extent, stores_to
 from smelt.kernel.plan.plan import Kernel
 
+FEW_ROWS, FEW_COLUMNS = 8, (16, 32, 64)  # that `smelt_few_FORM` is for
 LANE = "smelt_lane"  # a thread's number in its group
 SMALL = 1 << 31
 
@@ -262,16 +265,29 @@ class StagePrinter(Printer):
         """A call of the micro-kernel of a form by the group."""
         (rows, taps, extent), (row, tap, step) = mma.a.sizes, mma.a.strides
         panel, columns = mma.acc.strides[0], mma.acc.sizes[1]
+        starts, row_text = ("(const i64 *)0", self.expr(row))
+        if isinstance(row, Load):
+            starts, row_text = str(row.place.array), "0"
         given = [
             self.expr(rows),
             f"(const {math.storage(mma.form.left)} *)({self.address(mma.a.place, math.storage(mma.form.left))})",
-            *map(self.expr, (row, tap, step)),
+            *(starts, row_text),
+            *map(self.expr, (tap, step)),
             f"(const {math.storage(mma.form.right)} *)({self.address(mma.b.place, math.storage(mma.form.right))})",
             *map(self.expr, (mma.b.strides[0], taps, extent)),
             self.address(mma.acc.place, math.register(mma.form.total)),
             *map(self.expr, (panel, columns, mma.accumulate)),
         ]
-        return f"{MMA}{mma.form.name}({self.members}, {', '.join(given)});"
+        name = mma.form.name
+        if self.alone or self.stage.group == "warp" or mma.form not in (*TILED, TENSOR_BF16, FEW_BF16):
+            return f"{MMA}{name}({self.members}, {', '.join(given)});"
+        plain = taps == Number(1) and mma.accumulate == Number(0) and not isinstance(row, Load)
+        match rows, panel:
+            case Number(int(count)), Number(int(wide)) if plain and count <= FEW_ROWS and wide in FEW_COLUMNS:
+                if mma.form is not TENSOR_BF16:
+                    few = [given[i] for i in (1, 3, 5, 6, 7, 9, 10, 11, 12)]
+                    return f"{FEW}{name}<{count}, {wide}>({LANE}, {', '.join(few)});"
+        return f"{TILE}{name}({LANE}, {', '.join(given)});"
 
     # -- expressions --
 

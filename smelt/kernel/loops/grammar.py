@@ -238,6 +238,8 @@ class Mma(Frozen):
     `acc` is [row, column] and `a` is [row, tap, k]. `b` is [k, column] with adjacent columns; the rows of the next tap
     follow. `form` says how elements are multiplied and added up. Where `accumulate` is not 0 the sum is added to `acc`.
     `prefetch`: the share of the rows of b after these that this call prefetches; None: they are in the cache.
+    On a GPU a call may take more steps than a K-block of the form, and the row stride of `a` may be a load of the first
+    element of a tile: then row i begins as many elements after the place of `a` as element i of that tile says.
     """
 
     acc: Slice

@@ -48,6 +48,7 @@ from smelt.kernel.plan.plan import Kernel
 Group = Literal["thread", "warp", "block"]
 WARP, THREADS = 32, 256
 SHARED = 48 << 10  # bytes of a block's shared memory that every device has
+MICRO_KERNEL = 15 << 10  # bytes of it that a micro-kernel of a block stages operands in
 SLOT = 16  # bytes of a saved variable: the largest element type
 ALIGN = 16
 
@@ -236,9 +237,10 @@ def _memory(
     placed: list[tuple[Tile, int]] = []
     spilled: list[tuple[Tile, int]] = []
     shared = scratch = 0
+    room = SHARED - MICRO_KERNEL if group == "block" else SHARED
     for tile in sorted(dict.fromkeys(tiles), key=tile_bytes):
         size = _rounded(tile_bytes(tile))
-        if shared + size <= SHARED:
+        if shared + size <= room:
             placed.append((tile, shared))
             shared += size
         else:

@@ -21,7 +21,7 @@ from smelt.kernel.build import reduce as build_reduce
 from smelt.kernel.build import transpose as build_transpose
 from smelt.kernel.build.elementwise import write_border
 from smelt.kernel.build.families import ANCHORS, SINKS, UPDATES
-from smelt.kernel.build.sinks import Output
+from smelt.kernel.build.sinks import Output, find_sink
 from smelt.kernel.loops.grammar import Amount, Expr, Number, add
 from smelt.kernel.loops.nest import Nest, SplitLoopError, flat, tensor, unsupported
 from smelt.kernel.loops.parallelise import parallelise
@@ -299,8 +299,8 @@ class _Fusion:
         targets = list(outputs.values())
         more = self._converted_copies(op.result) if first.name in ANCHORS and len(op.results) == 1 else {}
         outputs.update(more)
-        output = Output(targets, last, path, tuple(more.items()))
-        return [self._launch_variants(first, outputs, lambda nest: SINKS[first.name](nest, first, output))]
+        output, build = Output(targets, last, path, tuple(more.items())), find_sink(first.name, self.target)
+        return [self._launch_variants(first, outputs, lambda nest: build(nest, first, output))]
 
     def _write_transpose(self, op: Op, outputs: Outputs) -> list[Step] | None:
         if op.name != "stablehlo.transpose" or (rule := build_transpose.find_rule(op)) is None:
