@@ -6,7 +6,7 @@ The stages are those of `engine/compile.py`. Weights are packed here, once per l
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -72,22 +72,30 @@ class Parts:
     weights: bytes
     variants: tuple[CodedVariant, ...]
     versions: tuple[CodedVersion, ...]
-    plans: tuple[ProgramPlan, ...]
 
 
-def assemble(program: Program, weights: Weights, name: str, machine: Machine, *, small: bool = False) -> Parts:
-    """`small`: one layout of weights, and code versions that share it."""
+def assemble(
+    program: Program,
+    weights: Weights,
+    name: str,
+    machine: Machine,
+    *,
+    small: bool = False,
+    admit: Callable[[ProgramPlan], None] | None = None,
+) -> Parts:
+    """`small`: one layout of weights, and code versions that share it. `admit` may refuse a plan before its weights are
+    packed and its code is compiled."""
     name = c_name(name)
     signature = signature_of(program.main)
     check_signature(signature)
     blob, units = Blob(), []
     variants: list[CodedVariant] = []
     versions: list[CodedVersion] = []
-    plans: list[ProgramPlan] = []
     for group in _groups(program, choose_versions(program, machine, small=small)):
         layout = group[0].target
-        plan = plan_lowered(lower(program, layout), signature, layout, schedules=_schedules(layout))
-        plans.append(plan)
+        plan = plan_for(program, layout)
+        if admit is not None:
+            admit(plan)
         bound = pack_weights(plan, layout, weights)
         for version in group:
             coded = CodedVersion(version.name, f"{name}_{version.name}", version.bits, len(variants))
@@ -95,7 +103,12 @@ def assemble(program: Program, weights: Weights, name: str, machine: Machine, *,
             versions.append(coded)
         variants.append(_place(make_main(plan, versions[-1].program), plan, bound, blob))
     versions.sort(key=lambda each: [v.name for v in machine.versions].index(each.name))
-    return Parts(name, signature, tuple(units), blob.bytes(), tuple(variants), tuple(versions), tuple(plans))
+    return Parts(name, signature, tuple(units), blob.bytes(), tuple(variants), tuple(versions))
+
+
+def plan_for(program: Program, target: Target) -> ProgramPlan:
+    """Everything that is decided before C is emitted."""
+    return plan_lowered(lower(program, target), signature_of(program.main), target, schedules=_schedules(target))
 
 
 def choose_versions(program: Program, machine: Machine, *, small: bool) -> list[CodeVersion]:

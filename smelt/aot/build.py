@@ -11,14 +11,18 @@ from pathlib import Path
 
 from smelt.aot.assemble import Parts
 from smelt.aot.describe import c_name, describe_model, write_header
+from smelt.aot.record import CONTENT, recorded_unit
 from smelt.aot.targets import Machine
+from smelt.bundle.container import checksum
 from smelt.device.cross import RUNTIME, Unit, Workshop, workshop
+from smelt.device.runtime import runtime
+from smelt.dtype import Array
 from smelt.frozen import Frozen
 
 HERE = Path(os.path.dirname(__file__))
-LIBRARY = ("system.c", "features.c", "memory.c", "heap.c", "executable.c", "checksum.c", "model.c")
+LIBRARY = ("system.c", "features.c", "memory.c", "heap.c", "executable.c", "checksum.c", "model.c", "weights.c")
 POOL, SINGLE = ("pool.c", "watch.c"), ("single.c",)
-FRONT = ("main.c", "files.c", "json.c")
+FRONT = ("main.c", "files.c", "json.c", "measure.c", "listen.c")
 COMMON = (
     *("-fvisibility=hidden", "-ffunction-sections", "-fdata-sections", "-fno-stack-protector"),
     *("-fno-unwind-tables", "-fno-asynchronous-unwind-tables"),
@@ -31,10 +35,13 @@ FILE, PROGRAM = 0o666, 0o777  # modes, less the umask
 
 
 class Options(Frozen):
-    """How a model is built. `threads`: whether it has a thread pool; `optimise`: speed or size."""
+    """How a model is built. `threads`: whether it has a thread pool; `optimise`: speed or size; `separate`: weights in
+    a file of their own; `recorded`: the arrays of a call for `--selftest`."""
 
     threads: bool = True
     optimise: str = "speed"
+    separate: bool = False
+    recorded: tuple[Array, ...] = ()
 
 
 DEFAULT = Options()
@@ -49,18 +56,22 @@ def model_name(output: Path) -> str:
 def build(parts: Parts, machine: Machine, name: str, options: Options = DEFAULT) -> dict[str, tuple[bytes, int]]:
     """Files by name, with their modes. The ending of `name` says what: .a, .so; else an executable."""
     suffix = Path(name).suffix
+    beside = {f"{name}.weights": (parts.weights, FILE)} if options.separate else {}
     if suffix == ".a" or suffix in SHARED:
         header = write_header(parts.name, parts.signature, (RUNTIME / "api.h").read_text())
         code = build_archive(parts, machine, options) if suffix == ".a" else build_shared(parts, machine, name, options)
-        return {name: (code, FILE), f"{parts.name}.h": (header.encode(), FILE)}
-    return {name: (build_executable(parts, machine, options), PROGRAM)}
+        return {name: (code, FILE), f"{parts.name}.h": (header.encode(), FILE), **beside}
+    return {name: (build_executable(parts, machine, options), PROGRAM), **beside}
 
 
 def build_executable(parts: Parts, machine: Machine, options: Options = DEFAULT) -> bytes:
     """A program that runs the model."""
     with workshop() as shop:
         flags = (f"--target={machine.triple}", *machine.flags)
-        front = [Unit(f"front_{Path(each).stem}", HERE / each, _front_flags(parts)) for each in FRONT]
+        text, content = recorded_unit(parts.signature, options.recorded)
+        shop.write({CONTENT: content})
+        front = [Unit("front_recorded", text, _front_flags(parts))]
+        front += [Unit(f"front_{Path(each).stem}", HERE / each, _front_flags(parts)) for each in FRONT]
         objects = _compile(shop, parts, machine, flags, options, front)
         return shop.link(objects, f"model{machine.suffix}", (*flags, *machine.link, *_linker(machine)))
 
@@ -83,7 +94,7 @@ def build_shared(parts: Parts, machine: Machine, name: str, options: Options = D
 
 
 def _front_flags(parts: Parts) -> tuple[str, ...]:
-    return (f"-I{RUNTIME}", "-Os", f"-DMODEL_CREATE={parts.name}_create")
+    return (f"-I{RUNTIME}", f"-I{HERE}", "-Os", f"-DMODEL_CREATE={parts.name}_create")
 
 
 def _compile(
@@ -95,15 +106,16 @@ def _compile(
     front: Sequence[Unit] = (),
 ) -> list[str]:
     """The objects of the model, the runtime and the front."""
-    shop.write({WEIGHTS: parts.weights})
-    symbol = f"{parts.name}_weights"
-    place = (symbol, len(parts.weights), 0)
+    symbol = "" if options.separate else f"{parts.name}_weights"
+    shop.write({} if options.separate else {WEIGHTS: parts.weights})
+    embedded = [Unit(symbol, f'_Alignas(64) const unsigned char {symbol}[] = {{\n#embed "{WEIGHTS}"\n}};\n')]
+    place = (symbol, len(parts.weights), checksum(runtime(), [memoryview(parts.weights)]) if options.separate else 0)
     described = describe_model(parts.name, parts.signature, parts.variants, parts.versions, place)
     library = (*LIBRARY, *(POOL if options.threads and machine.has_threads else SINGLE))
     units = [
         *(Unit(each.name, each.text, (*each.flags, *OPTIMISE[options.optimise])) for each in parts.units),
         Unit(f"{parts.name}_tables", described, (f"-I{RUNTIME}",)),
-        Unit(symbol, f'_Alignas(64) const unsigned char {symbol}[] = {{\n#embed "{WEIGHTS}"\n}};\n'),
+        *([] if options.separate else embedded),
         *(Unit(f"smelt_{Path(each).stem}", RUNTIME / each, ("-Os",)) for each in library),
         *front,
     ]

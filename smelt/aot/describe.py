@@ -43,9 +43,9 @@ def describe_model(
     versions: Sequence[CodedVersion],
     weights: tuple[str, int, int],
 ) -> str:
-    """The C file of a model's tables and of NAME_create. `weights`: symbol, bytes, checksum."""
+    """The C file of a model's tables and of NAME_create. `weights`: symbol (none: in a file), bytes, checksum."""
     symbol, count, checksum = weights
-    lines = ['#include "model.h"', f"extern const unsigned char {symbol}[];"]
+    lines = ['#include "model.h"', *([f"extern const unsigned char {symbol}[];"] if symbol else [])]
     for version in versions:
         lines.append(f"int {version.program}_run(const Runtime *rt, Context *ctx, void **buffers, const i64 *symbols);")
         lines.append(f"int {version.program}_measure(const i64 *symbols, i64 *out);")
@@ -73,10 +73,9 @@ def describe_model(
             ],
         )
     )
-    lines.append(
-        f"static const Description description = {{{{{c_string(name)}, {len(signature.inputs)}, "
-        f"{len(signature.outputs)}, ports}}, {len(versions)}, versions, {symbol}, {count}, {checksum}ULL}};"
-    )
+    place = f"{symbol}, 0" if symbol else "0, smelt_open_weights"
+    counts = f"{{{c_string(name)}, {len(signature.inputs)}, {len(signature.outputs)}, ports}}, {len(versions)}"
+    lines.append(f"static const Description description = {{{counts}, versions, {place}, {count}, {checksum}ULL}};")
     lines.append(f"SMELT_API int {name}_create(const smelt_options *options, smelt_model **model) {{")
     lines.append("  return smelt_model_create(&description, options, model);")
     return "\n".join([*lines, "}", ""])

@@ -54,7 +54,7 @@ char *read_file(const char *path, int64_t *bytes) {
   return content;
 }
 
-int write_file(const char *path, const void *head, size_t head_bytes, const void *bytes, size_t count) {
+static int write_file(const char *path, const void *head, size_t head_bytes, const void *bytes, size_t count) {
   int is_stdout = !strcmp(path, "-");
 #ifdef _WIN32
   if (is_stdout) _setmode(1, _O_BINARY);

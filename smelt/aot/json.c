@@ -183,6 +183,25 @@ static int print_element(FILE *file, int dtype, const void *place) {
   }
 }
 
+double number_at(const smelt_tensor *tensor, int64_t itemsize, int64_t i) {
+  const void *place = (const char *)tensor->data + i * itemsize;
+  switch (tensor->dtype) {
+  case SMELT_F16: return from_half(*(const uint16_t *)place);
+  case SMELT_BF16: return (double)from_bfloat(*(const uint16_t *)place);
+  case SMELT_F32: return (double)*(const float *)place;
+  case SMELT_F64: return *(const double *)place;
+  case SMELT_I16: return *(const int16_t *)place;
+  case SMELT_I32: return *(const int32_t *)place;
+  case SMELT_INDEX: case SMELT_I64: return (double)*(const int64_t *)place;
+  case SMELT_UI16: return *(const uint16_t *)place;
+  case SMELT_UI32: return *(const uint32_t *)place;
+  case SMELT_UI64: return (double)*(const uint64_t *)place;
+  case SMELT_COMPLEX64: return (double)((const float *)place)[0] + (double)((const float *)place)[1];
+  case SMELT_COMPLEX128: return ((const double *)place)[0] + ((const double *)place)[1];
+  default: return tensor->dtype == SMELT_I8 ? *(const int8_t *)place : *(const uint8_t *)place;
+  }
+}
+
 static int64_t size_of(int dtype) {
   switch (dtype) {
   case SMELT_BOOL: case SMELT_I8: case SMELT_UI8: return 1;

@@ -17,7 +17,7 @@ int refuse(const char *message, const char *what, const char *expected, const ch
   return 0;
 }
 
-static int refuse_call(void) {
+int refuse_call(void) {
   fprintf(stderr, "error %s\n", smelt_error());
   return 0;
 }
@@ -26,7 +26,9 @@ static int refuse_call(void) {
 
 typedef struct {
   const char **inputs, **outputs; /* one text per port, or NULL */
-  int threads, help;
+  const char *listen, *weights;
+  double bench; /* seconds; 0: none */
+  int threads, help, selftest;
 } Request;
 
 static int find_port(const smelt_port *ports, int count, const char *text, size_t length) {
@@ -49,6 +51,10 @@ static int print_help(const smelt_signature *signature) {
          "                         JSON such as [1, 2]\n"
          "  --output NAME=FILE     .npy, .json, or raw bytes; - for .npy on stdout. Outputs without a file are printed\n"
          "  --threads N            threads, the caller included; default: one per processor\n"
+         "  --listen PATH          serve requests of the Open Inference Protocol (JSON over HTTP) on a Unix socket\n"
+         "  --bench SECONDS        call it again and again; without --input on what was recorded at build time\n"
+         "  --selftest             repeat the call that was recorded at build time, and compare\n"
+         "  --weights FILE         the weights, of a model built with --weights separate\n"
          "  --help                 this text\n");
   return 1;
 }
@@ -66,25 +72,44 @@ static int assign(const char *option, const char *text, const smelt_port *ports,
   return 1;
 }
 
-static int parse(int count, char **arguments, const smelt_signature *signature, Request *request) {
+static int is_option(const char *text, const char *name, const char *letter) {
+  return !strcmp(text, name) || (letter && !strcmp(text, letter));
+}
+
+/* Options that are no tensors. They are known before the model is there, which tells the names of tensors. */
+static int parse_settings(int count, char **arguments, Request *request) {
   for (int i = 1; i < count; i++) {
     const char *option = arguments[i];
-    if (!strcmp(option, "--help") || !strcmp(option, "-h")) {
-      request->help = 1;
-      continue;
+    if (is_option(option, "--help", "-h")) request->help = 1;
+    else if (is_option(option, "--selftest", NULL)) request->selftest = 1;
+    else if (i + 1 == count) return refuse(option, "is unknown, or needs a value", NULL, NULL, "--help");
+    else {
+      const char *value = arguments[++i];
+      char *end = "";
+      if (is_option(option, "--threads", NULL)) {
+        long threads = strtol(value, &end, 10);
+        if (*end || threads < 1 || threads > 256) return refuse(option, "is out of range", "1 to 256", value, NULL);
+        request->threads = (int)threads;
+      } else if (is_option(option, "--bench", NULL)) {
+        request->bench = strtod(value, &end);
+        if (*end || !(request->bench > 0)) return refuse(option, "is not understood", "seconds", value, NULL);
+      } else if (is_option(option, "--listen", NULL)) request->listen = value;
+      else if (is_option(option, "--weights", NULL)) request->weights = value;
+      else if (!is_option(option, "--input", "-i") && !is_option(option, "--output", "-o"))
+        return refuse("unknown option", option, NULL, NULL, "--help");
     }
-    int is_input = !strcmp(option, "--input") || !strcmp(option, "-i");
-    int is_output = !strcmp(option, "--output") || !strcmp(option, "-o"), is_threads = !strcmp(option, "--threads");
-    if (!is_input && !is_output && !is_threads) return refuse("unknown option", option, "see --help", NULL, NULL);
-    if (++i == count) return refuse(option, "needs a value", NULL, NULL, "--help");
-    if (is_threads) {
-      char *end;
-      long threads = strtol(arguments[i], &end, 10);
-      if (*end || threads < 1 || threads > 256) return refuse(option, "", "1 to 256", arguments[i], NULL);
-      request->threads = (int)threads;
-    } else if (!assign(option, arguments[i], signature->ports + (is_input ? 0 : signature->inputs),
-                       is_input ? signature->inputs : signature->outputs, is_input ? request->inputs : request->outputs))
-      return 0;
+  }
+  return 1;
+}
+
+static int parse_tensors(int count, char **arguments, const smelt_signature *signature, Request *request) {
+  for (int i = 1; i + 1 < count; i++) {
+    const char *option = arguments[i];
+    int is_input = is_option(option, "--input", "-i");
+    if (!is_input && !is_option(option, "--output", "-o")) continue;
+    const smelt_port *ports = signature->ports + (is_input ? 0 : signature->inputs);
+    int known = is_input ? signature->inputs : signature->outputs;
+    if (!assign(option, arguments[++i], ports, known, is_input ? request->inputs : request->outputs)) return 0;
   }
   return 1;
 }
@@ -100,14 +125,14 @@ static int read_inputs(const smelt_signature *signature, const Request *request,
   return 1;
 }
 
-static void print_string(const char *text) {
-  putchar('"');
+void print_string(FILE *file, const char *text) {
+  fputc('"', file);
   for (; *text; text++) {
-    if (*text == '"' || *text == '\\') putchar('\\');
-    if ((unsigned char)*text < 32) printf("\\u%04x", *text);
-    else putchar(*text);
+    if (*text == '"' || *text == '\\') fputc('\\', file);
+    if ((unsigned char)*text < 32) fprintf(file, "\\u%04x", *text);
+    else fputc(*text, file);
   }
-  putchar('"');
+  fputc('"', file);
 }
 
 /* Writes outputs that have a file there, and prints the others as one JSON object. */
@@ -120,7 +145,7 @@ static int write_outputs(const smelt_signature *signature, const Request *reques
       continue;
     }
     fputs(printed++ ? ", " : "{", stdout);
-    print_string(ports[r].name);
+    print_string(stdout, ports[r].name);
     fputs(": ", stdout);
     if (!print_json(stdout, &outputs[r])) return 0;
   }
@@ -130,19 +155,31 @@ static int write_outputs(const smelt_signature *signature, const Request *reques
 
 static int run(smelt_model *model, const Request *request, smelt_tensor *inputs, smelt_tensor *outputs) {
   const smelt_signature *signature = smelt_model_signature(model);
-  if (!read_inputs(signature, request, inputs)) return 0;
+  if (request->help) return print_help(signature);
+  if (request->selftest) return selftest(model);
+  if (request->listen) return listen_on(model, request->listen);
+  int is_recorded = request->bench > 0 && !request->inputs[0] && recorded.count;
+  if (!is_recorded && !read_inputs(signature, request, inputs)) return 0;
+  if (request->bench > 0) return bench(model, is_recorded ? recorded.tensors : inputs, request->bench);
   if (smelt_model_call(model, inputs, outputs)) return refuse_call();
   return write_outputs(signature, request, outputs);
 }
 
-static int threads_of(int count, char **arguments) {
-  for (int i = 1; i + 1 < count; i++)
-    if (!strcmp(arguments[i], "--threads")) return atoi(arguments[i + 1]);
-  return 0;
+/* The path of the weights beside this program. */
+static const char *weights_beside(const char *program) {
+  size_t length = strlen(program);
+  char *path = malloc(length + sizeof ".weights");
+  if (!path) return NULL;
+  memcpy(path, program, length);
+  memcpy(path + length, ".weights", sizeof ".weights");
+  return path;
 }
 
 int main(int count, char **arguments) {
-  smelt_options options = {.threads = threads_of(count, arguments)};
+  Request request = {0};
+  if (!parse_settings(count, arguments, &request)) return USAGE;
+  smelt_options options = {.threads = request.threads, .weights = request.weights};
+  if (!options.weights) options.weights = weights_beside(arguments[0]);
   smelt_model *model = NULL;
   if (MODEL_CREATE(&options, &model)) return refuse_call(), ERROR;
   const smelt_signature *signature = smelt_model_signature(model);
@@ -150,9 +187,8 @@ int main(int count, char **arguments) {
   smelt_tensor *tensors = calloc(ports, sizeof *tensors);
   const char **texts = calloc(ports, sizeof *texts);
   if (!tensors || !texts) return refuse("no memory left", NULL, NULL, NULL, NULL), ERROR;
-  Request request = {.inputs = texts, .outputs = texts + signature->inputs};
-  if (!parse(count, arguments, signature, &request)) return USAGE;
-  if (request.help) return print_help(signature) ? 0 : ERROR;
+  request.inputs = texts, request.outputs = texts + signature->inputs;
+  if (!parse_tensors(count, arguments, signature, &request)) return USAGE;
   int done = run(model, &request, tensors, tensors + signature->inputs);
   smelt_model_destroy(model);
   return done ? 0 : ERROR;

@@ -377,6 +377,16 @@ def compile_model(
         bool,
         typer.Option("--standalone", help="An executable (or, by the ending of -o, a C library) that needs no Python."),
     ] = False,
+    optimise: Annotated[str, typer.Option("--optimize", help="With --standalone: speed, or size.")] = "speed",
+    threads: Annotated[
+        int | None, typer.Option(help="With --standalone: 0 leaves the thread pool out; else counted in the limit.")
+    ] = None,
+    weights: Annotated[
+        str, typer.Option(help="With --standalone: embedded, or separate: beside the program, mapped, shared.")
+    ] = "embedded",
+    memory_limit: Annotated[
+        str | None, typer.Option("--memory-limit", help="With --standalone: refuse a model that needs more: 128MB.")
+    ] = None,
     size: Sizes = None,
     static: StaticValues = None,
     sign: Annotated[Path | None, typer.Option(help="A file with an Ed25519 private key that signs the bundle.")] = None,
@@ -391,7 +401,17 @@ def compile_model(
         if sign is not None:
             raise typer.BadParameter("--sign is for bundles: leave --standalone out")
         standalone_command.compile_standalone(
-            file, output, targets, size or [], static or [], as_json, precision or "f32"
+            file,
+            output,
+            targets,
+            size or [],
+            static or [],
+            as_json,
+            precision or "f32",
+            optimise,
+            threads,
+            weights,
+            memory_limit,
         )
         return
     compile_command.compile_model(file, output, targets, size or [], static or [], sign, as_json, precision)

@@ -11,16 +11,28 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from smelt.aot.assemble import assemble
-from smelt.aot.build import DEFAULT, Options, build, model_name
+from smelt.aot.assemble import assemble, plan_for
+from smelt.aot.build import OPTIMISE, SHARED, Options, build, model_name
+from smelt.aot.limit import check_limit
+from smelt.aot.record import record_call
 from smelt.aot.targets import MACHINES as MACHINES
 from smelt.aot.targets import find_machine, host_machine
-from smelt.buffer import bytes_text
+from smelt.buffer import bytes_text, parse_bytes
 from smelt.cli.preflight import parse_static, read_fixed
 from smelt.cli.sizes import parse_sizes
+from smelt.engine.compile import ProgramPlan
 from smelt.errors import SmeltError
 from smelt.files import check_folder, write_atomically
 from smelt.passes.quantise import with_precision
+
+DEFAULT_THREADS = 4  # that a limit on memory counts, where --threads is not given
+WEIGHTS = ("embedded", "separate")
+
+
+def _check_choices(optimise: str, weights: str) -> None:
+    for option, given, known in (("--optimize", optimise, tuple(OPTIMISE)), ("--weights", weights, WEIGHTS)):
+        if given not in known:
+            raise SmeltError(f"{option} is not understood", expected=" or ".join(known), got=given)
 
 
 def compile_standalone(
@@ -30,9 +42,13 @@ def compile_standalone(
     sizes: Sequence[str],
     static: Sequence[str],
     as_json: bool,
-    precision: str = "f32",
-    options: Options = DEFAULT,
+    precision: str,
+    optimise: str,
+    threads: int | None,
+    weights_kind: str,
+    memory_limit: str | None,
 ) -> None:
+    _check_choices(optimise, weights_kind)
     if len(targets) > 1:
         raise SmeltError(
             "a standalone model is built for one target", got=", ".join(targets), remedy="one command for each"
@@ -40,10 +56,23 @@ def compile_standalone(
     machine = find_machine(targets[0] if targets else host_machine())
     check_folder(output)
     start = time.perf_counter()
-    program, weights = read_fixed(file, parse_static(file, static), parse_sizes(sizes))
-    parts = assemble(
-        with_precision(program, precision), weights, model_name(output), machine, small=options.optimise == "size"
-    )
+    chosen = parse_sizes(sizes)
+    read, weights = read_fixed(file, parse_static(file, static), chosen)
+    program = with_precision(read, precision)
+
+    def smaller() -> tuple[str, ProgramPlan] | None:
+        if precision != "f32":
+            return None
+        return "--precision int8", plan_for(with_precision(read, "int8"), machine.versions[-1].target)
+
+    def admit(plan: ProgramPlan) -> None:
+        if memory_limit is not None:
+            limit = parse_bytes(memory_limit, "--memory-limit")
+            check_limit(plan, limit, DEFAULT_THREADS if threads is None else threads, chosen, smaller)
+
+    parts = assemble(program, weights, model_name(output), machine, small=optimise == "size", admit=admit)
+    recorded = () if output.suffix in (".a", *SHARED) else record_call(program, weights, chosen)
+    options = Options(threads != 0, optimise, weights_kind == "separate", recorded)
     made = build(parts, machine, output.name, options)
     for name, (content, mode) in made.items():
         write_atomically(output.with_name(name), [content], mode)

@@ -11,6 +11,7 @@ struct smelt_model {
   const Version *version;
   Executable *executable;
   Heap *heap; /* NULL: the system's memory */
+  const unsigned char *mapped; /* weights in a file */
 };
 
 /* ------------------------------------------------------------------------------------------ messages */
@@ -84,7 +85,21 @@ static void destroy(smelt_model *model) {
     smelt_close(model->executable);
     smelt_return(model->heap, model->executable, model->executable->bytes);
   }
+  if (model->mapped) smelt_unmap_file((void *)(uintptr_t)model->mapped, model->description->weight_bytes);
   smelt_return(model->heap, model, sizeof *model);
+}
+
+static int open_weights(smelt_model *model, const char *path) {
+  const Description *description = model->description;
+  int failed = path ? description->open(path, description->weight_bytes, description->checksum, &model->mapped)
+                    : WEIGHTS_MISSING;
+  if (!failed) return 0;
+  begin(failed == WEIGHTS_MISSING ? "the weights cannot be read" : "the weights are damaged, or of another model");
+  line("expected", "a file of ");
+  say_number(description->weight_bytes);
+  say(" bytes that was built with this model");
+  line("got", path ? path : "no path");
+  return SMELT_BAD_FILE;
 }
 
 static Executable *make(const Version *version, const unsigned char *weights, Heap *heap) {
@@ -129,7 +144,12 @@ int smelt_model_create(const Description *description, const smelt_options *opti
   const Version *version = description->versions;
   while (version->features & ~has) version++; /* the last one needs nothing */
   model->version = version;
-  model->executable = make(version, description->weights, heap);
+  int failed = description->weights ? 0 : open_weights(model, options->weights);
+  if (failed) {
+    destroy(model);
+    return failed;
+  }
+  model->executable = make(version, model->mapped ? model->mapped : description->weights, heap);
   if (!model->executable) {
     destroy(model);
     return no_memory(version->variant->numbers * 8);

@@ -31,12 +31,17 @@ typedef struct {
   smelt_signature signature;
   i64 count; /* of versions */
   const Version *versions;
-  const unsigned char *weights; /* NULL: in a file */
+  const unsigned char *weights; /* NULL: in a file that `open` maps */
+  int (*open)(const char *path, i64 bytes, unsigned long long checksum, const unsigned char **weights);
   i64 weight_bytes;
   unsigned long long checksum;  /* of the weights */
 } Description;
 
 int smelt_model_create(const Description *description, const smelt_options *options, smelt_model **model);
+/* weights.c; not in builds without files */
+enum { WEIGHTS_MISSING = 1, WEIGHTS_OTHER = 2 }; /* cannot be opened; damaged, or of another model */
+int smelt_open_weights(const char *path, i64 bytes, unsigned long long checksum, const unsigned char **weights);
+
 const char *smelt_model_version(const smelt_model *model); /* the name of the code version in use */
 
 #endif

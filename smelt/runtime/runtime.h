@@ -31,6 +31,10 @@ void *smelt_take_block(i64 bytes);           /* a small block, 64-byte aligned *
 void smelt_give_block(void *block);
 i64 smelt_physical_memory(void);             /* bytes; 0: unknown */
 int smelt_read_at(i64 file, i64 offset, char *bytes, i64 count, i64 *got); /* 0, or an errno */
+i64 smelt_open_file(const char *path, i64 *bytes); /* of a regular file, to read; < 0: see errno */
+void smelt_close_file(i64 file);
+void *smelt_map_file(i64 file, i64 bytes);   /* read-only, shared with other processes; NULL if refused */
+void smelt_unmap_file(void *base, i64 bytes);
 i64 smelt_cores(void);                       /* processors that this process may use */
 int smelt_is_main_thread(void);              /* 1 also if the system cannot tell */
 void smelt_name_thread(const char *name);
@@ -85,6 +89,10 @@ i64 smelt_started(void);                      /* running helper threads */
 void smelt_begin_call(void);                  /* this thread runs a program: helpers leave it a core */
 void smelt_end_call(void);
 int smelt_is_nested(void);                    /* this thread runs a program: a signal handler makes another call */
+
+/* checksum.c */
+unsigned long long smelt_checksum(const void *bytes, i64 count);
+int smelt_checksum_file(i64 file, i64 offset, i64 count, unsigned long long *sums); /* of every MiB */
 
 /* executable.c */
 

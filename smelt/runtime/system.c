@@ -11,6 +11,7 @@
 
 #ifdef _WIN32
 
+#include <fcntl.h>
 #include <io.h>
 #include <malloc.h>
 
@@ -22,6 +23,11 @@ __declspec(dllimport) int VirtualFree(void *address, size_t bytes, unsigned kind
 __declspec(dllimport) int GlobalMemoryStatusEx(MemoryStatus *status);
 __declspec(dllimport) int ReadFile(void *file, void *bytes, unsigned count, unsigned *read, Overlapped *at);
 __declspec(dllimport) unsigned GetLastError(void);
+__declspec(dllimport) void *CreateFileMappingA(void *file, void *security, unsigned protection, unsigned high, unsigned low,
+                                               const char *name);
+__declspec(dllimport) void *MapViewOfFile(void *mapping, unsigned access, unsigned high, unsigned low, size_t bytes);
+__declspec(dllimport) int UnmapViewOfFile(const void *base);
+__declspec(dllimport) int CloseHandle(void *handle);
 __declspec(dllimport) unsigned GetActiveProcessorCount(unsigned short group);
 enum { COMMIT_RESERVE = 0x3000, RELEASE = 0x8000, READ_WRITE = 0x04, END_OF_FILE = 38 };
 
@@ -56,6 +62,23 @@ int smelt_read_at(i64 file, i64 offset, char *bytes, i64 count, i64 *got) {
   return 0;
 }
 
+i64 smelt_open_file(const char *path, i64 *bytes) {
+  int file = _open(path, _O_RDONLY | _O_BINARY);
+  if (file >= 0) *bytes = _filelengthi64(file);
+  return file;
+}
+
+void smelt_close_file(i64 file) { _close((int)file); }
+
+void *smelt_map_file(i64 file, i64 bytes) {
+  void *mapping = CreateFileMappingA((void *)_get_osfhandle((int)file), NULL, 2, 0, 0, NULL); /* PAGE_READONLY */
+  void *base = mapping ? MapViewOfFile(mapping, 4, 0, 0, (size_t)bytes) : NULL; /* FILE_MAP_READ */
+  if (mapping) CloseHandle(mapping);
+  return base;
+}
+
+void smelt_unmap_file(void *base, i64 bytes) { (void)bytes, UnmapViewOfFile(base); }
+
 /* Only Python knows which thread handles Ctrl-C; on other threads PyErr_CheckSignals does nothing. */
 int smelt_is_main_thread(void) { return 1; }
 
@@ -73,8 +96,10 @@ static void restore_signals(const SignalMask *before) { (void)before; }
 
 #else
 
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #ifdef __linux__
 #include <sched.h>
@@ -130,6 +155,27 @@ int smelt_read_at(i64 file, i64 offset, char *bytes, i64 count, i64 *got) {
   *got = read;
   return read < 0 ? errno : 0;
 }
+
+i64 smelt_open_file(const char *path, i64 *bytes) {
+  int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* so that a FIFO does not wait */
+  struct stat about;
+  if (file >= 0 && (fstat(file, &about) || !S_ISREG(about.st_mode))) {
+    close(file);
+    errno = EINVAL;
+    return -1;
+  }
+  if (file >= 0) *bytes = about.st_size;
+  return file;
+}
+
+void smelt_close_file(i64 file) { close((int)file); }
+
+void *smelt_map_file(i64 file, i64 bytes) {
+  void *base = mmap(NULL, (size_t)bytes, PROT_READ, MAP_SHARED, (int)file, 0);
+  return base == MAP_FAILED ? NULL : base;
+}
+
+void smelt_unmap_file(void *base, i64 bytes) { munmap(base, (size_t)bytes); }
 
 int smelt_is_main_thread(void) {
 #if defined(__linux__)

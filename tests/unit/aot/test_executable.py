@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import platform
+import shutil
+import socket
 import subprocess
 import sys
 from importlib.resources import files
@@ -15,6 +18,7 @@ from typer.testing import CliRunner
 
 import smelt
 from smelt.cli.main import app
+from smelt.errors import MemoryLimitError
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or platform.machine() != "x86_64", reason="runs executables for x86_64-linux"
@@ -84,3 +88,103 @@ def test_mistakes_say_what_was_expected_and_what_came(digits: Path, tmp_path: Pa
     assert run(digits).returncode == 1
     assert run(digits, "--unknown").returncode == 2
     assert "pixels: f32[batch, 64]" in run(digits, "--help").stdout
+
+
+def test_the_recorded_call_is_repeated_and_timed(digits: Path) -> None:
+    done = run(digits, "--selftest")
+    assert (done.returncode, done.stdout) == (0, "probabilities: equal\n"), done.stderr
+    timed = json.loads(run(digits, "--bench", "0.01").stdout)
+    assert timed["calls"] >= 3
+    assert timed["p10_ms"] <= timed["median_ms"] <= timed["p90_ms"]
+
+
+class UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=30)
+        self.path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(30)
+        self.sock.connect(str(self.path))
+
+
+def test_requests_of_the_open_inference_protocol_over_a_unix_socket(digits: Path, seed: int) -> None:
+    pixels = (np.random.default_rng(seed).random((3, 64), np.float32) * 16).round(2)
+    expected = smelt.load(DIGITS, engine="native")(pixels=pixels)["probabilities"]
+    path = digits.with_name("s")
+    server = subprocess.Popen([str(digits), "--listen", str(path)], stderr=subprocess.PIPE, text=True)
+    try:
+        assert server.stderr is not None
+        assert "listening" in server.stderr.readline()
+        connection = UnixConnection(path)
+
+        def ask(method: str, url: str, body: object = None) -> tuple[int, dict[str, object]]:
+            connection.request(method, url, None if body is None else json.dumps(body))
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+
+        tensor = {"name": "pixels", "shape": [3, 64], "datatype": "FP32", "data": pixels.ravel().tolist()}
+        assert ask("GET", "/v2/health/ready")[0] == 200
+        assert ask("GET", "/v2/models/digits")[1]["inputs"] == [
+            {"name": "pixels", "datatype": "FP32", "shape": [-1, 64]}
+        ]
+        for _ in range(2):  # on one connection
+            status, answer = ask("POST", "/v2/models/digits/infer", {"inputs": [tensor]})
+            assert status == 200
+            (output,) = answer["outputs"]  # type: ignore[misc]
+            np.testing.assert_array_equal(np.float32(output["data"]).reshape(output["shape"]), expected)
+        for broken in (
+            {},
+            {"inputs": []},
+            {"inputs": [{**tensor, "shape": [3, 63]}]},
+            {"inputs": [{**tensor, "data": 1}]},
+        ):
+            assert ask("POST", "/v2/models/digits/infer", broken)[0] == 400
+        status, answer = ask("POST", "/v2/models/digits/infer", {"inputs": [{**tensor, "shape": [64, 3]}]})
+        assert status == 400
+        assert "f32[batch, 64]" in str(answer["error"])
+        assert ask("GET", "/other")[0] == 404
+        connection.close()
+    finally:
+        server.terminate()
+        server.communicate(timeout=30)
+    assert not path.exists()
+
+
+def test_weights_beside_the_program_are_mapped_and_verified(digits: Path, tmp_path: Path) -> None:
+    options = ("--weights", "separate", "--threads", "0", "--optimize", "size")
+    first, second = (compile_model(DIGITS, tmp_path / name / "small", *options) for name in _folders(tmp_path, "ab"))
+    assert first.read_bytes() == second.read_bytes(), "a second build gives other bytes"
+    weights = first.with_name("small.weights")
+    assert weights.read_bytes() == second.with_name("small.weights").read_bytes()
+    assert run(first, "--selftest").returncode == 0
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 1
+    weights.write_bytes(content)
+    done = run(first, "--selftest")
+    assert done.returncode == 1
+    assert "damaged, or of another model" in done.stderr
+    assert run(first, "--selftest", "--weights", second.with_name("small.weights")).returncode == 0
+    weights.unlink()
+    assert "cannot be read" in run(first, "--selftest").stderr
+    if shutil.which("strace"):
+        trace = ("strace", "-f", "-e", "trace=file,network", str(digits), "--selftest")
+        said = subprocess.run(trace, capture_output=True, text=True, timeout=60, check=False).stderr
+        calls = [line for line in said.splitlines() if "(" in line and "execve" not in line and "attached" not in line]
+        assert not calls, "a file or socket that no option names"
+
+
+def _folders(parent: Path, names: str) -> list[str]:
+    for name in names:
+        (parent / name).mkdir()
+    return list(names)
+
+
+def test_a_limit_on_memory_refuses_before_anything_is_built(tmp_path: Path) -> None:
+    command = ["compile", DIGITS, "--standalone", "-o", str(tmp_path / "model"), "--memory-limit", "3MB"]
+    error = CliRunner().invoke(app, command).exception
+    assert isinstance(error, MemoryLimitError)
+    assert "--threads 0" in str(error.remedy)
+    assert "weights" in str(error.got)
+    assert not list(tmp_path.iterdir())
