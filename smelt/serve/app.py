@@ -20,7 +20,8 @@ from smelt.serve.models import Catalogue
 from smelt.serve.oip import Rest, Service, as_problem
 from smelt.serve.ollama import Ollama
 from smelt.serve.openai import OpenAI, openai_problem
-from smelt.serve.problems import ForbiddenError, UnauthorizedError
+from smelt.serve.openapi import OpenAPI
+from smelt.serve.problems import ForbiddenError, MethodError, UnauthorizedError
 from smelt.serve.rerank import Rerank
 from smelt.serve.responses import Responses
 from smelt.serve.show import Show
@@ -30,7 +31,8 @@ from smelt.serve.stats import prometheus
 from smelt.serve.web import FILES, Page
 
 log = logging.getLogger("smelt.serve")
-OPEN = {"/v2/health/live", "/v2/health/ready", "/health", "/ping", *FILES}  # without a key: load balancers, the page
+# Without a key: for load balancers; what describes the server and no model.
+OPEN = {"/v2/health/live", "/v2/health/ready", "/health", "/ping", "/openapi.json", *FILES}
 ADMIN = ("/v2/repository/models/",)
 
 
@@ -55,6 +57,7 @@ class App:
         Simple(self.service, self.keys).add_to(self.routes)
         Show(catalogue, self.keys).add_to(self.routes)
         Page().add_to(self.routes)
+        OpenAPI().add_to(self.routes)
         if config.metrics:
             self.routes.add("GET", "/metrics", self.metrics)
         for path in ("/health", "/ping"):
@@ -141,10 +144,11 @@ class App:
 
     def _problem(self, request: Request, error: SmeltError) -> Response:
         """In the form of the protocol that was spoken."""
-        for prefix, form in FORMS.items():
-            if request.path.startswith(prefix):
-                return form(error)
-        return problem(error)
+        form = next((each for prefix, each in FORMS.items() if request.path.startswith(prefix)), problem)
+        response = form(error)
+        if isinstance(error, MethodError):
+            response.headers.append((b"allow", str(error.expected).encode()))
+        return response
 
     def _log(
         self, request: Request, response: Response, identity: str, seconds: float, error: SmeltError | None

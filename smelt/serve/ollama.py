@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from smelt.errors import SmeltError
-from smelt.llm import LanguageModel
+from smelt.llm import EmbeddingModel, LanguageModel
 from smelt.serve.http import Request, Response, Routes, json_response, read_json
 from smelt.serve.language import Generation, Languages, check_supported, encode
 from smelt.serve.models import Version
@@ -192,6 +192,6 @@ def _size(version: Version) -> int:
 
 
 def _details(version: Version) -> dict[str, Any]:
-    model: LanguageModel = version.loaded
-    kind = model.checkpoint.kind
+    model: LanguageModel | EmbeddingModel = version.loaded
+    kind = model.checkpoint.kind if isinstance(model, LanguageModel) else "safetensors"
     return {"format": "safetensors" if kind == "folder" else kind, "family": model.config.family}
