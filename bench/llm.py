@@ -1,8 +1,9 @@
 """`python -m bench.llm MODEL.gguf`: prefill and decode of a language model, interleaved with llama.cpp where installed.
 
-Every round runs each engine once on the same tokens: a prompt that no cache knows, then new tokens one by one. Medians
-of the rounds, their ratio, and (`--bandwidth`) the fraction of the memory's bandwidth that decoding reaches go to the
-terminal and, with `--json`, to a file. `--concurrent N` also measures N requests at once.
+Every round runs each engine once on the same tokens: a prompt that no cache knows, then new tokens one by one. The peer
+runs in a process of its own (`bench/llm_peer.py`, with `--python` another interpreter's) and waits while smelt runs.
+Medians of the rounds, the median of the rounds' ratios, and (`--bandwidth`) the fraction of the memory's bandwidth that
+decoding reaches go to the terminal and, with `--json`, to a file. `--concurrent N` also measures N requests at once.
 """
 
 from __future__ import annotations
@@ -11,12 +12,11 @@ import argparse
 import json
 import platform
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     loaded = time.perf_counter() - loaded
     engines = [smelt_engine(model)]
-    if not options.alone and (peer := llama_cpp(options.model, context, threads)) is not None:
+    if not options.alone and (peer := llama_cpp(options.model, context, threads, options.python)) is not None:
         engines.append(peer)
     dice = np.random.default_rng(options.seed)
     for number in range(options.rounds + 1):
@@ -71,8 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     record |= {"prompt": options.prompt, "new": options.new, "rounds": options.rounds, "precision": options.precision}
     record["engines"] = {engine.name: engine.record() for engine in engines}
     if len(engines) > 1:
-        ours, theirs = (engine.record() for engine in engines)
-        record["ratios"] = {key: ours[key] / theirs[key] for key in ours}
+        ours, theirs = engines
+        record["ratios"] = {"prefill": ratio(ours.prefill, theirs.prefill), "decode": ratio(ours.decode, theirs.decode)}
     if options.concurrent:
         record["concurrent"] = concurrent(model, options.concurrent, options.prompt, options.new, dice)
     record["bandwidth"] = (
@@ -84,6 +84,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json:
         options.json.write_text(json.dumps(record, indent=2) + "\n")
     return 0
+
+
+def ratio(ours: list[float], theirs: list[float]) -> float:
+    """The median over rounds: what else runs on the machine slows both sides of a round."""
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -99,6 +104,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--concurrent", type=int, default=0, metavar="N")
     found.add_argument("--bandwidth", action="store_true", help="measure the memory's bandwidth, too")
     found.add_argument("--alone", action="store_true", help="no peer")
+    found.add_argument("--python", default=sys.executable, help="an interpreter with llama-cpp-python")
     found.add_argument("--seed", type=int, default=0)
     found.add_argument("--json", type=Path)
     return found
@@ -112,34 +118,31 @@ def smelt_engine(model: smelt.llm.LanguageModel) -> Engine:
     return Engine("smelt", once, model.close)
 
 
-def llama_cpp(path: Path, context: int, threads: int) -> Engine | None:
-    """The peer, where its package is installed and the model is a GGUF file."""
-    try:
-        llama_cpp: Any = import_module("llama_cpp")
-    except ImportError:
-        print("llama-cpp-python is not installed: smelt alone", file=sys.stderr)
-        return None
+def llama_cpp(path: Path, context: int, threads: int, python: str) -> Engine | None:
+    """The peer in a process of its own, where the interpreter has its package and the model is a GGUF file."""
     if path.suffix.lower() != ".gguf":
         return None
-    size = {"n_ctx": context, "n_batch": 512, "n_threads": threads, "n_threads_batch": threads}
-    model = llama_cpp.Llama(str(path), verbose=False, **size)
+    command = [python, str(Path(__file__).with_name("llm_peer.py")), str(path), str(context), str(threads)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    given, answers = process.stdin, process.stdout
+    if not answers.readline():
+        print(f"{python} has no llama-cpp-python that loads the model: smelt alone", file=sys.stderr)
+        process.wait()
+        return None
 
     def once(tokens: list[int], count: int) -> tuple[float, float]:
-        model.reset()
-        start = time.perf_counter()
-        model.eval(tokens)
-        token = int(np.argmax(_last(model)))
-        first = time.perf_counter()
-        for _ in range(count - 1):
-            model.eval([token])
-            token = int(np.argmax(_last(model)))
-        return first - start, time.perf_counter() - first
+        given.write(json.dumps([tokens, count]) + "\n")
+        given.flush()
+        prefill, decode = json.loads(answers.readline())
+        return prefill, decode
 
-    def _last(model: Any) -> Any:
-        pointer = llama_cpp.llama_get_logits_ith(model.ctx, -1)
-        return np.ctypeslib.as_array(pointer, shape=(model.n_vocab(),))
+    def close() -> None:
+        given.close()
+        process.wait()
 
-    return Engine("llama.cpp", once, model.close)
+    return Engine("llama.cpp", once, close)
 
 
 def concurrent(
@@ -166,11 +169,7 @@ def bandwidth(path: Path, decode: float, threads: int) -> dict[str, float]:
 
 
 def machine(threads: int) -> dict[str, Any]:
-    try:
-        peer = version("llama-cpp-python")
-    except PackageNotFoundError:
-        peer = None
-    return {"processor": platform.processor() or platform.machine(), "threads": threads, "llama-cpp-python": peer}
+    return {"processor": platform.processor() or platform.machine(), "threads": threads}
 
 
 def show(record: dict[str, Any]) -> None:
