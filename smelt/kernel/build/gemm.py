@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from smelt.dim import Size, ceildiv, maximum, minimum
-from smelt.dtype import DType, bf16, f16, f32, f64, i64
+from smelt.dtype import DType, f32, f64, i64
 from smelt.frozen import Frozen
 from smelt.ir.core import Op, Value
 from smelt.kernel.build.reduce import sum_over
 from smelt.kernel.build.sinks import Output, sink
-from smelt.kernel.loops.form import BF16, F32, INT8, Form
+from smelt.kernel.loops.form import BF16, F32, F32_BF16, F32_F16, INT8, Form
 from smelt.kernel.loops.grammar import (
     Affine,
     Amount,
@@ -86,8 +86,7 @@ PASS_COLUMNS = 64  # columns of the panels that a chunk of rows passes together
 ROW_BLOCKS = {BF16: 384, INT8: 192}  # rows per cache-resident K-block
 
 
-FORMS = {(form.left, form.right, form.total): form for form in (F32, BF16, INT8)}
-FORMS |= {(f32, bf16, f32): F32, (f32, f16, f32): F32}  # panels are widened, a K-block at a time
+FORMS = {(form.left, form.right, form.total): form for form in (F32, F32_F16, F32_BF16, BF16, INT8)}
 
 
 def form_of(op: Op) -> Form | None:
@@ -121,7 +120,7 @@ def packed_dot(nest: Nest, op: Op, output: Output) -> None:
     _, count, _, line = tensor(panels).sizes
     assert isinstance(line, int)
     width = line // form.k_pack
-    fits = form is not F32 or count == 1 or rows_fit(nest.target, rows, depth)
+    fits = form.left != f32 or count == 1 or rows_fit(nest.target, rows, depth)
     together = 1 if fits else max(1, PASS_COLUMNS // width)
     passes = ceildiv(count, together) if together > 1 else count
     key = KernelKey.of("gemm", groups=groups, rows=rows, depth=depth, panels=passes, width=together * width)
@@ -149,8 +148,8 @@ def rows_fit(target: Target, rows: Size, depth: Size) -> bool:
 
 
 def _choose_schedule(nest: Nest, key: KernelKey, form: Form) -> tuple[Gemm, Blocking]:
-    """The tuned schedule of f32; other types have a fixed one."""
-    if form is F32:
+    """The tuned schedule of f32 rows; other types have a fixed one."""
+    if form.left == f32:
         schedule = nest.choose_schedule(key, Gemm)
         return schedule, nest.blocking(key, schedule)
     count, others, most = ceildiv(key["rows"], ROWS), key["panels"] * key["groups"], ROW_BLOCKS[form]
@@ -185,32 +184,16 @@ def multiply(
     lhs, panels = op.operands
     group, first, used = rows
     depth, shared = tensor(lhs).sizes[2], tensor(panels).sizes[0] == 1
-    stored, line = tensor(panels).element, tensor(panels).sizes[-1]
-    assert isinstance(line, int)
-    wide = None if stored == form.right else nest.tile("wide", form.right, form.block * line)
     with nest.loop(maximum(ceildiv(depth, form.block), 1), "ordered") as block:
         done = nest.let(scale(block, form.block))
         extent = nest.apply("minimum", Number(form.block), nest.let(add(depth, scale(done, -1))), dtype=i64)
         lines = nest.let(scale(block, form.block // form.k_pack))
         with panels_here.each(nest) as (begin, panel, columns):
             b = panel_slice(nest, op, (Number(0) if shared else group, panel, lines), extent, columns)
-            if wide is not None:
-                b = _widen(nest, b, stored, wide, line)
             with row_tiles(nest, used, height) as ((part, parts), above, tall):
                 a = row_slice(nest, op, lhs, (group, add(first, above), done), (tall, extent))
                 sums = columns.sums(tile, add(begin, above), tall)
-                share = Share(part, parts) if wide is None else None
-                nest.emit(Mma(sums, a, b, form, accumulate=block, prefetch=share))
-
-
-def _widen(nest: Nest, b: Slice, stored: DType, wide: str, width: int) -> Slice:
-    """Rows of a panel of 16-bit numbers, in a tile of f32."""
-    (rows, _), (step, _) = b.sizes, b.strides
-    assert isinstance(step, Amount), "panels have strides"
-    with nest.loop(rows, "ordered") as k, nest.loop(width, "lane") as j:
-        element = nest.read(b.place.array, add(b.place.index, scale(k, step.size), j), stored)
-        nest.write(wide, add(scale(k, width), j), nest.convert(element, f32))
-    return Slice(Place(wide, Number(0)), b.sizes, (Number(width), Number(1)))
+                nest.emit(Mma(sums, a, b, form, accumulate=block, prefetch=Share(part, parts)))
 
 
 def chunk_bounds(nest: Nest, number: Expr, count: Size, parts: Size) -> tuple[Expr, Expr]:
