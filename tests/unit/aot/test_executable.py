@@ -11,6 +11,7 @@ import subprocess
 import sys
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -119,12 +120,17 @@ def test_requests_of_the_open_inference_protocol_over_a_unix_socket(digits: Path
         assert "listening" in server.stderr.readline()
         connection = UnixConnection(path)
 
-        def ask(method: str, url: str, body: object = None) -> tuple[int, dict[str, object]]:
+        def ask(method: str, url: str, body: object = None) -> tuple[int, dict[str, Any]]:
             connection.request(method, url, None if body is None else json.dumps(body))
             answer = connection.getresponse()
             return answer.status, json.loads(answer.read())
 
-        tensor = {"name": "pixels", "shape": [3, 64], "datatype": "FP32", "data": pixels.ravel().tolist()}
+        tensor: dict[str, Any] = {
+            "name": "pixels",
+            "shape": [3, 64],
+            "datatype": "FP32",
+            "data": pixels.ravel().tolist(),
+        }
         assert ask("GET", "/v2/health/ready")[0] == 200
         assert ask("GET", "/v2/models/digits")[1]["inputs"] == [
             {"name": "pixels", "datatype": "FP32", "shape": [-1, 64]}
@@ -132,14 +138,15 @@ def test_requests_of_the_open_inference_protocol_over_a_unix_socket(digits: Path
         for _ in range(2):  # on one connection
             status, answer = ask("POST", "/v2/models/digits/infer", {"inputs": [tensor]})
             assert status == 200
-            (output,) = answer["outputs"]  # type: ignore[misc]
+            (output,) = answer["outputs"]
             np.testing.assert_array_equal(np.float32(output["data"]).reshape(output["shape"]), expected)
-        for broken in (
+        bodies: list[dict[str, Any]] = [
             {},
             {"inputs": []},
             {"inputs": [{**tensor, "shape": [3, 63]}]},
             {"inputs": [{**tensor, "data": 1}]},
-        ):
+        ]
+        for broken in bodies:
             assert ask("POST", "/v2/models/digits/infer", broken)[0] == 400
         status, answer = ask("POST", "/v2/models/digits/infer", {"inputs": [{**tensor, "shape": [64, 3]}]})
         assert status == 400
