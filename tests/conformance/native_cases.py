@@ -7,12 +7,15 @@ are then evaluated here, on what the kernels gave. `stablehlo.py` calls it, with
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from smelt.buffer import as_array
+from smelt.device.registry import find_device
 from smelt.dtype import Array, DType
 from smelt.engine.native import compile_all
 from smelt.errors import UnsupportedError
@@ -26,6 +29,7 @@ from smelt.kernel.math import ULP
 from smelt.passes.inline import inline
 from smelt.passes.join_processes import join_processes
 from smelt.shape import Shape
+from smelt.target import Target
 
 
 class Comparison(NamedTuple):
@@ -175,10 +179,23 @@ class Ran:
     kernels: int
 
 
+def suite_target() -> Target | None:
+    """The target of the device that the variable SUITE_DEVICE names, for `bench/cuda_check.py`; None: the processor.
+
+    `emulated` is the device `cuda` in the emulator of tests/cuda.
+    """
+    name = os.environ.get("SUITE_DEVICE", "")
+    if name == "emulated":
+        from tests.cuda.emulated import register
+
+        return register().target()
+    return find_device(name).target() if name else None
+
+
 def compile_each(programs: Sequence[Program]) -> list[Any]:
     """What was compiled from each program, or the error."""
     try:
-        return list(compile_all(programs))
+        return list(compile_all(programs, suite_target()))
     except Exception as error:  # a bug of ours, which one of them shows
         if len(programs) == 1:
             return [error]
@@ -189,7 +206,7 @@ def run_prepared(each: Recast, made: Any) -> Ran:
     """Run what was compiled and evaluate the checks; raises what went wrong."""
     if isinstance(made, Exception):
         raise made
-    outputs = made(*each.inputs)
+    outputs = tuple(map(as_array, made(*each.inputs)))
     return Ran(each.judge(outputs), sum(use.count for use in made.kernels))
 
 

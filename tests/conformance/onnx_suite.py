@@ -229,9 +229,11 @@ def check_case(case: Any, runs: Sequence[Run]) -> None:
 
 
 def execute(run: Run) -> list[Any]:
+    from smelt.buffer import as_array
+
     executable = run.executable.prepare(run.weights)
     signature = executable.signature
-    found = executable(*(np.asarray(run.given[port.name]) for port in signature.inputs))
+    found = [as_array(each) for each in executable(*(np.asarray(run.given[port.name]) for port in signature.inputs))]
     by_name = {port.name: value for port, value in zip(signature.outputs, found, strict=True)}
     for attrs in run.program.main.result_attrs:  # text comes out as places in a table
         if "smelt.labels" in attrs:

@@ -11,10 +11,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from smelt.device import registry
 from smelt.device.cuda import TARGETS, Cuda
 from smelt.dtype import Array
 from smelt.errors import DeviceError
@@ -118,6 +121,12 @@ class EmulatedDriver:
 
     def wait(self) -> None: ...
 
+    def event(self) -> float:
+        return time.perf_counter()
+
+    def seconds(self, first: float, second: float) -> float:
+        return second - first
+
 
 class EmulatedCuda(Cuda):
     """The device `cuda`, emulated."""
@@ -137,6 +146,9 @@ class EmulatedCuda(Cuda):
     def model(self) -> str:
         return self.emulated.name
 
+    def facts(self) -> Mapping[str, Any]:
+        return {"compiler": " ".join(compiler() or ())}
+
     def target(self, name: str | None = None) -> Target:
         return TARGETS["sm_90" if name in (None, "native") else str(name)]
 
@@ -145,3 +157,12 @@ class EmulatedCuda(Cuda):
 
     def compile_file(self, text: str, machine: str) -> bytes:
         return compile_emulated(text)
+
+
+@cache
+def register() -> EmulatedCuda:
+    """Make it the device `cuda` of this process."""
+    device = EmulatedCuda()
+    registry.KINDS["cuda"] = lambda: device
+    registry.find_device.cache_clear()
+    return device

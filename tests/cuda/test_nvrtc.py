@@ -31,7 +31,7 @@ def sample() -> Iterator[Program]:
     yield from (model.dynamic_program() for model in MODELS.values())
     for kind in KINDS:
         random = np.random.default_rng([1, *kind.encode()])
-        yield from (draw(kind, random).make(False) for _ in range(2))
+        yield draw(kind, random).make(False)
 
 
 def families(folder: Path) -> Iterator[Program]:
