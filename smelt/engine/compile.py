@@ -37,6 +37,7 @@ from smelt.kernel.plan.fuse import fuse
 from smelt.kernel.plan.in_place import in_place
 from smelt.kernel.plan.memory import Memory, assign_slots
 from smelt.kernel.plan.plan import Launch, Plan, walk
+from smelt.kernel.plan.reorder import reorder
 from smelt.kernel.tune.schedules import KernelKey, Lookup, Schedule
 from smelt.kernel.tune.tunables import Tunables
 from smelt.passes import fuse_attention, lower_blocks, pipeline
@@ -144,7 +145,8 @@ def plan_lowered(
 ) -> ProgramPlan:
     """The same for a lowered program. With `tunables`, the schedule of @main can change between calls."""
     known = schedules or lookup(target)
-    main = in_place(fuse(program.main, target=target, keep_ops=keep_ops, schedules=known, tunables=tunables))
+    fused = fuse(program.main, target=target, keep_ops=keep_ops, schedules=known, tunables=tunables)
+    main = in_place(reorder(fused))
     before = program.funcs.get("prepare")
     prepare = None if before is None else in_place(fuse(before, target=target, keep_ops=keep_ops, schedules=known))
     before_main = None if prepare is None else (prepare, assign_slots(prepare))

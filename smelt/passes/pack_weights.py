@@ -25,6 +25,7 @@ from smelt.shape import Shape
 K_PACK = {"f32": 1, "bf16": PAIR}  # by operand type: adjacent steps of k in a panel; results are f32
 NARROW = ("bf16", "f16")  # types of weights that an f32 GEMM widens
 LEAST, FEWEST = 8, 32  # output rows and columns, channels: Winograd gains nothing below these
+MANY = 512  # output pixels, for a kernel that changes
 
 
 def pack_rules(width: int) -> list[Rule]:
@@ -109,32 +110,41 @@ def _layout(m: Match, width: int) -> str | None:
 
 
 def _suits_winograd(m: Match, kernel: Value, window: tuple[Size, ...], steps: tuple[int, ...]) -> bool:
-    """Whether Winograd's fewer multiplications outweigh its transforms. Only for weights: they are transformed
-    once, and other kernels keep the direct sum. Not for bf16: the transformed tiles would be rounded again."""
-    if str(kernel.shape.dtype) != "f32":
+    """Whether Winograd's fewer multiplications outweigh its transforms. Weights are transformed once; a kernel that
+    changes, as in training, is transformed in every call, which takes many pixels to pay. Not for bf16: the transformed
+    tiles would be rounded again."""
+    if str(kernel.shape.dtype) != "f32" or window != (3, 3) or set(steps) != {1}:
         return False
-    if window != (3, 3) or set(steps) != {1} or not _is_weight(m, kernel):
-        return False
-    _, high, wide, features = m.shape.sizes
+    batch, high, wide, features = m.shape.sizes
     depth = kernel.shape.sizes[2]
     large = all(not isinstance(size, int) or size >= LEAST for size in (high, wide))
-    return large and isinstance(depth, int) and isinstance(features, int) and min(depth, features) >= FEWEST
+    if not large or not isinstance(depth, int) or not isinstance(features, int) or min(depth, features) < FEWEST:
+        return False
+    pixels = product((batch, high, wide))
+    return _is_weight(m, kernel) or (isinstance(pixels, int) and pixels >= MANY and not _is_constant(m, kernel))
 
 
 def _is_weight(m: Match, value: Value) -> bool:
-    """Whether a value depends on weights and constants alone."""
+    """Whether a value depends on weights and constants alone, and not only on constants."""
     func = m.edit.func
     weights = {arg for arg, attrs in zip(func.args, func.arg_attrs, strict=True) if WEIGHT in attrs}
+    sources = _sources(m, value)
+    return bool(sources) and sources <= weights
+
+
+def _is_constant(m: Match, value: Value) -> bool:
+    return not _sources(m, value)
+
+
+def _sources(m: Match, value: Value) -> set[Value]:
+    """The arguments that a value depends on."""
     stack, seen = [m.edit.value(value)], set[Value]()
     while stack:
         each = stack.pop()
-        if each in seen:
-            continue
-        seen.add(each)
-        if each.op is None and each not in weights:
-            return False
-        stack += [m.edit.value(operand) for operand in each.op.operands] if each.op is not None else []
-    return not weights.isdisjoint(seen)
+        if each not in seen:
+            seen.add(each)
+            stack += [m.edit.value(operand) for operand in each.op.operands] if each.op is not None else []
+    return {each for each in seen if each.op is None}
 
 
 def _winograd(m: Match, maps: Value, kernel: Value, width: int) -> Value:

@@ -13,13 +13,14 @@ from functools import cache
 
 from smelt.dim import Size, evaluate, symbols
 from smelt.dtype import DType
-from smelt.kernel.loops.grammar import Expr, Store, expressions, loads, walk_statements
+from smelt.kernel.loops.grammar import Expr, Store, expressions, loads, places, walk_statements
 from smelt.kernel.plan.liveness import Leaf, Liveness, Set, members, set_of, written_by
 from smelt.kernel.plan.plan import Buffer, Copy, Kernel, Launch, Plan, remap_steps, touched, walk
 
 SAMPLE = 100  # value of a dynamic dimension when copies are compared
 # Kernels that write each element of their result, or of a part of it, in exactly one iteration.
 ONE_ITERATION = frozenset({"map", "dynamic_update_slice"})
+EPILOGUES = ONE_ITERATION | {"packed_dot", "packed_conv"}  # and those whose epilogue does
 
 
 def in_place(plan: Plan) -> Plan:
@@ -34,34 +35,38 @@ def in_place(plan: Plan) -> Plan:
 
 
 @cache
-def read_elementwise(kernel: Kernel, target: int) -> tuple[int, ...]:
-    """The buffers of a kernel that are read only at the element of `target` that is written."""
-    if kernel.kind not in ONE_ITERATION:
+def read_elementwise(kernel: Kernel, target: int, kinds: frozenset[str]) -> tuple[int, ...]:
+    """The buffers of a kernel of these kinds that are read only at the element of `target` that is written."""
+    if kernel.kind not in kinds:
         return ()
-    places: dict[int | str, set[Expr]] = {}
+    read: dict[int | str, set[Expr]] = {}
     stores: set[Expr] = set()
+    operands: set[int | str] = set()  # of micro-kernels: read at other elements too
     for statement in walk_statements(kernel.body):
         if isinstance(statement, Store):
-            if statement.place.array != target:
+            if isinstance(statement.place.array, int) and statement.place.array != target:
                 return ()
-            stores.add(statement.place.index)
+            if statement.place.array == target:
+                stores.add(statement.place.index)
+        else:
+            operands.update(place.array for place in places(statement))
         for expr in expressions(statement):
             for load in loads(expr):
-                places.setdefault(load.place.array, set()).add(load.place.index)
-    if len(stores) != 1:
+                read.setdefault(load.place.array, set()).add(load.place.index)
+    if len(stores) != 1 or target in operands:
         return ()
-    return tuple(i for i, read in places.items() if isinstance(i, int) and read == stores)
+    return tuple(i for i, at in read.items() if isinstance(i, int) and at == stores and i not in operands)
 
 
-def overwritable_by(plan: Plan, step: Launch, target: int) -> tuple[int, ...]:
+def overwritable_by(plan: Plan, step: Launch, target: int, kinds: frozenset[str] = ONE_ITERATION) -> tuple[int, ...]:
     """The buffers that may share memory with `target`: each element is read just before it is overwritten."""
     if target not in step.buffers or len(step.writes) != 1:
         return ()
     kind = plan.buffers[target]
-    places = [i for i, buffer in enumerate(step.buffers) if buffer == target]
+    at = [i for i, buffer in enumerate(step.buffers) if buffer == target]
     return tuple(
         step.buffers[i]
-        for i in read_elementwise(step.kernel, places[-1])
+        for i in read_elementwise(step.kernel, at[-1], kinds)
         if step.buffers[i] != target and _alike(plan.buffers[step.buffers[i]], kind)
     )
 
@@ -113,7 +118,7 @@ class _Merging:
             (a, b)
             for a, b in pairs
             for leaf in self.writers.get(b, ())
-            if isinstance(leaf.step, Launch) and a in overwritable_by(self.plan, leaf.step, b)
+            if isinstance(leaf.step, Launch) and a in overwritable_by(self.plan, leaf.step, b, EPILOGUES)
         }
         yield from sorted(pairs, key=lambda pair: pair not in direct)
         temporaries = [i for i, each in enumerate(self.plan.buffers) if each.kind == "temporary" and i in self.writers]
@@ -160,7 +165,7 @@ class _Merging:
             return bool(leaf.after & others & ~(1 << step.source))  # the source has the same content
         assert isinstance(step, Launch)
         used = set_of((*step.buffers, *step.writes)) & others
-        return bool(leaf.after & others) or bool(used & ~set_of(overwritable_by(self.plan, step, target)))
+        return bool(leaf.after & others) or bool(used & ~set_of(overwritable_by(self.plan, step, target, EPILOGUES)))
 
 
 def _guess(size: Size) -> int:

@@ -13,6 +13,7 @@ from smelt.errors import SmeltError
 from smelt.ir.core import Program
 from smelt.ir.text import parse
 from smelt.kernel.build import winograd
+from smelt.passes import pack_weights
 from smelt.weights import Weights
 
 WORST = 4.0  # times the error that a plain sum of floats makes
@@ -67,6 +68,19 @@ def test_close_to_the_exact_convolution(size: tuple[int, int], channels: int, fe
     assert [use.kind for use in plain.kernels if "conv" in use.kind] == ["packed_conv"]
     (ours,), (simple,) = fast.prepare(weights(w))(x), plain(x, w)
     truth = exact(x, w)
+    assert np.sqrt(np.mean((ours - truth) ** 2)) <= WORST * np.sqrt(np.mean((simple - truth) ** 2))
+    assert np.abs(ours - truth).max() <= WORST * np.abs(simple - truth).max()
+
+
+def test_a_kernel_that_changes_is_transformed_where_pixels_are_many(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = drawn(seed, 4, 14, 13, 40), drawn(seed + 1, 3, 3, 40, 70)
+    changing = program(4, (14, 13), 40, 70, weight=False)
+    (fast,) = made(changing)
+    monkeypatch.setattr(pack_weights, "MANY", 4 * 14 * 13 + 1)
+    (plain,) = made(changing)
+    assert [use.kind for use in fast.kernels if "conv" in use.kind] == ["winograd_conv"]
+    assert [use.kind for use in plain.kernels if "conv" in use.kind] == ["packed_conv"]
+    (ours,), (simple,), truth = fast(x, w), plain(x, w), exact(x, w)
     assert np.sqrt(np.mean((ours - truth) ** 2)) <= WORST * np.sqrt(np.mean((simple - truth) ** 2))
     assert np.abs(ours - truth).max() <= WORST * np.abs(simple - truth).max()
 
