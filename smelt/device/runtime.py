@@ -159,6 +159,13 @@ def running() -> Runtime | None:
     return _here[0] if _here else None
 
 
+def limit_this_thread(most: int) -> None:
+    """Have calls of this thread use at most so many workers, itself included; 0: no limit of its own. Waking another
+    thread takes longer than a short call. Nothing happens before a runtime is loaded."""
+    if _here:
+        _here[0].held.smelt_limit_thread(most)
+
+
 def flags() -> tuple[str, ...]:
     """Compiler flags of the library. Python's symbols are resolved in the process, on Windows in python3.dll."""
     if sys.platform == "win32":
@@ -195,6 +202,7 @@ def _declare(released: ctypes.CDLL, held: ctypes.PyDLL) -> None:
     numbers, pointers = ctypes.POINTER(number), ctypes.POINTER(pointer)
     signatures: dict[str, tuple[Any, ...]] = {
         "smelt_started": (number,),
+        "smelt_limit_thread": (None, number),
         "smelt_features": (number,),
         "smelt_set_machine_memory": (None, number),
         "smelt_allocations": (number,),

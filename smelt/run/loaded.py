@@ -120,6 +120,9 @@ class LoadedModel(Closing):
         return Stop.of(**{name: named.pop(name) for name in ("timeout", "cancel") if name in named.keys() - own})
 
     def _call(self, positional: tuple[Any, ...], named: Mapping[str, Any], stop: Stop | None) -> dict[str, Array]:
+        ports = self.signature.inputs
+        if not positional and len(named) == len(ports) and all(port.name in named for port in ports):
+            return self._run(self._executable, named, stop)
         executable = self._for(named)
         ports = executable.signature.inputs
         given: dict[str, Any] = dict(zip([port.name for port in self.signature.inputs], positional, strict=False))
@@ -139,7 +142,10 @@ class LoadedModel(Closing):
                 got=", ".join([*(f"no {name}" for name in missing), *(f"unknown {name}" for name in unknown)]),
                 remedy=_example(ports),
             )
-        outputs = executable(*(given[port.name] for port in ports), stop=stop)
+        return self._run(executable, given, stop)
+
+    def _run(self, executable: Executable, given: Mapping[str, Any], stop: Stop | None) -> dict[str, Array]:
+        outputs = executable(*[given[port.name] for port in executable.signature.inputs], stop=stop)
         return {port.name: _labelled(port, array) for port, array in zip(self.signature.outputs, outputs, strict=True)}
 
     def _for(self, named: Mapping[str, Any]) -> Executable:

@@ -54,6 +54,7 @@ static _Thread_local i64 this_worker; /* 0 in every thread that is not a helper 
 static _Thread_local int in_region;
 static _Thread_local u64 own_region;  /* bit of the region that this thread owns */
 static _Thread_local int own_calls;   /* running calls of this thread: more than 1 in signal handlers */
+static _Thread_local i64 own_limit;   /* most workers of this thread's calls; 0: no limit of its own */
 
 /* ------------------------------------------------------------------------------------------ waiting */
 
@@ -335,6 +336,7 @@ static void parallel(const Runtime *rt, Context *ctx, Body body, void *env, i64 
   if (chunk < 1) chunk = 1;
   i64 threads = __atomic_load_n(&rt->threads, __ATOMIC_RELAXED), limit = threads, units = count / chunk;
   if (ctx && ctx->owner && *(i64 *)ctx->owner < limit) limit = *(i64 *)ctx->owner;
+  if (own_limit && own_limit < limit) limit = own_limit;
   i64 most = units < limit ? units : limit;
   Region *region = most > 1 && !in_region ? take_region() : NULL;
   if (!region) {
@@ -389,6 +391,8 @@ int smelt_set_threads(i64 threads, i64 spin_time) {
   atomic_store(&changing, 0);
   return 0;
 }
+
+void smelt_limit_thread(i64 most) { own_limit = most; }
 
 i64 smelt_started(void) {
   int count = atomic_load(&started);

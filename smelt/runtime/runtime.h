@@ -85,6 +85,7 @@ extern int (*smelt_signals)(Slot *slot); /* python.c: runs signal handlers; 1 if
 /* pool.c */
 extern Runtime smelt_runtime;
 int smelt_set_threads(i64 threads, i64 spin); /* spin: nanoseconds before an idle worker sleeps; 0 = ok */
+void smelt_limit_thread(i64 most);            /* most workers of this thread's calls; 0: no limit of its own */
 i64 smelt_started(void);                      /* running helper threads */
 void smelt_begin_call(void);                  /* this thread runs a program: helpers leave it a core */
 void smelt_end_call(void);

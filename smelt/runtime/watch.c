@@ -15,7 +15,7 @@ static pthread_mutex_t lists = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t ticking, freed;
 static Slot *watched; /* calls of the main thread, and calls with a deadline or a cancellation token */
 static int watching, dormant;
-static i64 recent;
+static i64 recent, wakes; /* wakes: when the watch thread looks next, unless it is dormant */
 static _Thread_local int thread_kind; /* 1: the main thread; 2: another; 0: not known yet */
 
 int (*smelt_signals)(Slot *slot);
@@ -88,6 +88,7 @@ static void *keep_watch(void *nothing) {
       i64 left = slot->deadline ? slot->deadline - now : TICK;
       if (left < wait) wait = left > 0 ? left : wait;
     }
+    wakes = now + wait;
     wait_for(&ticking, wait);
     now = recent = smelt_now();
     for (Slot *slot = watched; slot; slot = slot->next_watched)
@@ -106,12 +107,17 @@ static int on_main(void) {
   return thread_kind == 1;
 }
 
+/* Waking the watch thread takes longer than a short call: only for a deadline that it would miss. */
+static void wake_watch(const Slot *slot) {
+  if (dormant || (slot->deadline && slot->deadline < wakes)) pthread_cond_signal(&ticking);
+}
+
 static void watch(Slot *slot) {
   slot->watched = 1;
   slot->next_watched = watched;
   watched = slot;
   if (!watching) start_thread();
-  else if (dormant || slot->deadline) pthread_cond_signal(&ticking);
+  else wake_watch(slot);
 }
 
 /* ------------------------------------------------------------------------------------------ calls */
@@ -140,7 +146,7 @@ int smelt_is_own(const Slot *slot) { return slot->thread == &thread_kind; }
 void smelt_limit(Slot *slot, i64 deadline, const volatile int *token) {
   smelt_lock();
   slot->deadline = deadline, slot->token = token;
-  if (slot->watched) pthread_cond_signal(&ticking);
+  if (slot->watched) wake_watch(slot);
   else watch(slot);
   alarm_slot(slot); /* the deadline may have passed */
   smelt_unlock();

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import secrets
@@ -62,6 +63,7 @@ class App:
             self.routes.add("GET", "/metrics", self.metrics)
         for path in ("/health", "/ping"):
             self.routes.add("GET", path, self.health)
+        self._prefix, self._numbers = secrets.token_hex(6), itertools.count(1)  # of the requests' ids
         self._common = [(b"server", b"smelt")]
         if config.allow_origin:
             self._common.append((b"access-control-allow-origin", config.allow_origin.encode()))
@@ -91,7 +93,9 @@ class App:
         request = Request(scope, receive)
         started = time.perf_counter()
         self.active += 1
-        identity = request.header(b"x-request-id")[:128] or secrets.token_hex(8)
+        identity = request.header(b"x-request-id")[:128]
+        if not identity or not identity.isprintable():
+            identity = f"{self._prefix}{next(self._numbers):x}"
         extra = [*self._common, (b"x-request-id", identity.encode("latin-1", "replace"))]
         error: SmeltError | None = None
         try:

@@ -22,18 +22,21 @@ Send: TypeAlias = Callable[[Mapping[str, Any]], Awaitable[None]]
 JSON_TYPE = b"application/json"
 EVENTS = b"text/event-stream; charset=utf-8"
 COMPRESS_FROM = 32 << 10  # bytes
+MOST_MATCHED = 1024  # paths that are remembered
+CONNECTION = "smelt.connection"  # where `serve.protocol` leaves the connection in a scope
 
 
 class Request:
     """One request. The body is read once, up to a limit, and decompressed up to the same limit."""
 
-    __slots__ = ("_receive", "headers", "key", "method", "parts", "path", "scope")
+    __slots__ = ("_receive", "connection", "headers", "key", "method", "parts", "path", "scope")
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self.scope, self._receive = scope, receive
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.connection: Any = scope.get(CONNECTION)
         self.parts: tuple[str, ...] = ()  # what the route's places stand for
         self.key: Any = None
 
@@ -51,18 +54,24 @@ class Request:
             raise RequestError("Content-Length is no number") from None
         if declared > most:
             raise _too_large(most, declared)
+        data: bytes | None = None if self.connection is None else self.connection.take_body()
+        if data is None:
+            data = await self._arriving(most, seconds)
+        if len(data) > most:
+            raise _too_large(most, len(data))
+        encoding = self.headers.get(b"content-encoding")
+        return data if encoding in (None, b"identity") else _decompress(encoding, data, most)
+
+    async def _arriving(self, most: int, seconds: float) -> bytes:
         try:
             async with asyncio.timeout(seconds):
                 first = await self._receive()
                 if first["type"] == "http.disconnect":
                     raise RequestError("the client left before the request was complete")
-                data = await self._rest(first["body"], most) if first.get("more_body") else first.get("body", b"")
+                body: bytes = first.get("body", b"")
+                return await self._rest(body, most) if first.get("more_body") else body
         except TimeoutError:
             raise RequestTimeoutError("the request did not arrive in time", expected=f"{seconds:g} s") from None
-        if len(data) > most:
-            raise _too_large(most, len(data))
-        encoding = self.headers.get(b"content-encoding")
-        return data if encoding in (None, b"identity") else _decompress(encoding, data, most)
 
     async def _rest(self, first: bytes, most: int) -> bytes:
         parts, size = [first], len(first)
@@ -79,6 +88,22 @@ class Request:
 
     async def while_connected(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of work that is cancelled when the client leaves. The body must have been read."""
+        if self.connection is None:
+            return await self._watched(work)
+        task = asyncio.current_task()
+        assert task is not None
+        self.connection.on_lost(task.cancel)
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if self.connection.is_lost:
+                raise ClientGoneError("the client left before the answer") from None
+            raise
+        finally:
+            self.connection.on_lost(None)
+
+    async def _watched(self, work: Coroutine[Any, Any, T]) -> T:
+        """The same where nothing but `receive` says that the client left."""
         task = asyncio.ensure_future(work)
         watch = asyncio.ensure_future(self._disconnected())
         try:
@@ -180,6 +205,8 @@ async def send_response(response: Response, request: Request, send: Send, extra:
         headers.append((b"content-encoding", b"gzip"))
     if response.stream is None:
         headers.append((b"content-length", str(len(body)).encode()))
+        if request.connection is not None and request.connection.write(response.status, headers, body):
+            return
     await send({"type": "http.response.start", "status": response.status, "headers": headers})
     if response.stream is not None:
         await request.while_connected(_send_stream(response.stream, send))
@@ -204,6 +231,7 @@ class Routes:
     def __init__(self) -> None:
         self._exact: dict[str, dict[str, Handler]] = {}
         self._patterns: dict[int, list[tuple[tuple[str, ...], dict[str, Handler]]]] = {}
+        self._matched: dict[str, tuple[dict[str, Handler], tuple[str, ...]]] = {}  # the last paths with names in them
 
     def add(self, method: str, path: str, handler: Handler) -> None:
         if "{}" not in path:
@@ -227,15 +255,20 @@ class Routes:
     def find(self, request: Request) -> Handler:
         methods = self._exact.get(request.path)
         if methods is None:
-            given = request.path.split("/")
-            for parts, row in self._patterns.get(len(given), ()):
-                if all(part in ("{}", name) for part, name in zip(parts, given, strict=True)):
-                    request.parts = tuple(name for part, name in zip(parts, given, strict=True) if part == "{}")
-                    methods = row
-                    break
-            else:
-                raise NotFoundError("no such path", got=request.path)
+            found = self._matched.get(request.path) or self._match(request.path)
+            methods, request.parts = found
         handler = methods.get("GET" if request.method == "HEAD" else request.method)
         if handler is None:
             raise MethodError("the path has no such method", expected=", ".join(sorted(methods)), got=request.method)
         return handler
+
+    def _match(self, path: str) -> tuple[dict[str, Handler], tuple[str, ...]]:
+        given = path.split("/")
+        for parts, row in self._patterns.get(len(given), ()):
+            if all(part in ("{}", name) for part, name in zip(parts, given, strict=True)):
+                found = row, tuple(name for part, name in zip(parts, given, strict=True) if part == "{}")
+                if len(self._matched) >= MOST_MATCHED:
+                    self._matched.clear()
+                self._matched[path] = found
+                return found
+        raise NotFoundError("no such path", got=path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ from smelt.serve.problems import NotFoundError, RequestError, UnavailableError
 from smelt.serve.queue import Limits, ModelQueue
 from smelt.serve.stats import ModelStats, Sample
 from smelt.serve.tensors import datatype
+from smelt.shape import Shape
+from smelt.size import Size
 from smelt.stop import Cancel
 
 log = logging.getLogger("smelt.serve")
@@ -342,25 +344,32 @@ def _limits(version: Version) -> Limits:
 
 def check_inputs(version: Version, given: Mapping[str, Array]) -> None:
     """Refuse inputs with wrong names, types or ranks before they wait for anything."""
-    ports = {port.name: port for port in version.inputs}
-    optional = {port.name: port for port in version.loaded.optional} if given.keys() - ports.keys() else {}
-    missing = [name for name in ports if name not in given]
-    unknown = [name for name in given if name not in ports and name not in optional]
-    if missing or unknown:
-        raise RequestError(
-            f"{version.name}: the inputs do not fit",
-            expected=", ".join(f"{port.name}: {port.shape}" for port in ports.values()),
-            got=", ".join([*(f"no {name}" for name in missing), *(f"unknown {name}" for name in unknown)]),
-        )
+    ports = {port.name: port.shape for port in version.inputs}
+    if given.keys() != ports.keys():
+        ports |= {port.name: port.shape for port in version.loaded.optional if port.name in given}
+        if given.keys() != ports.keys():
+            raise _wrong_names(version, given, ports)
     for name, array in given.items():
-        shape = (ports.get(name) or optional[name]).shape
-        fits = len(array.shape) == shape.rank and all(
-            size == real for size, real in zip(shape.sizes, array.shape, strict=True) if isinstance(size, int)
-        )
-        strings = array.dtype.kind in "OUS"
-        if not fits or (not strings and array.dtype != shape.dtype.numpy):
+        shape = ports[name]
+        if (array.dtype != shape.dtype.numpy and array.dtype.kind not in "OUS") or not _fits(array.shape, shape.sizes):
             raise RequestError(
                 f"{version.name}: the input {name!r} does not fit",
                 expected=shape,
                 got=f"{array.dtype}{list(array.shape)}",
             )
+
+
+def _fits(real: Sequence[int], sizes: Sequence[Size]) -> bool:
+    return len(real) == len(sizes) and all(
+        size == here for size, here in zip(sizes, real, strict=True) if isinstance(size, int)
+    )
+
+
+def _wrong_names(version: Version, given: Mapping[str, Array], ports: Mapping[str, Shape]) -> RequestError:
+    missing = [name for name in ports if name not in given]
+    unknown = [name for name in given if name not in ports]
+    return RequestError(
+        f"{version.name}: the inputs do not fit",
+        expected=", ".join(f"{name}: {shape}" for name, shape in ports.items()),
+        got=", ".join([*(f"no {name}" for name in missing), *(f"unknown {name}" for name in unknown)]),
+    )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from smelt.device.runtime import limit_this_thread
 from smelt.dtype import Array
 from smelt.engine.sample import default_sizes, random_array, sample_inputs
 from smelt.errors import SmeltError, UnsupportedError
@@ -16,6 +17,7 @@ from smelt.model import LoadedModel, load, read
 from smelt.passes.independent_rows import BATCHED, NOT_BATCHED
 from smelt.read.onnx import StaticError
 from smelt.serve.config import ModelConfig
+from smelt.serve.queue import INLINE
 from smelt.serve.tensors import datatype
 
 log = logging.getLogger("smelt.serve")
@@ -55,21 +57,27 @@ def why_not_batched(provenance: Mapping[str, str], config: ModelConfig) -> str:
 
 
 def warm_up(name: str, path: Path, config: ModelConfig, model: LoadedModel) -> tuple[dict[str, Array], list[float]]:
-    """Call the model on random numbers a few times. The inputs, and the seconds of each call but the first."""
+    """Call the model on random numbers. The inputs, and the CPU seconds of calls on one thread if they are short."""
     inputs = _samples(path, config, model)
-    times: list[float] = []
     if inputs is None:
-        return {}, times
-    for i in range(4):
-        started = time.perf_counter()
-        try:
-            model.run(inputs)
-        except SmeltError as error:
-            log.warning("%s was not warmed up: %s", name, " ".join(str(error).split()))
-            return {}, []
-        if i:
-            times.append(time.perf_counter() - started)
-    return inputs, times
+        return {}, []
+    try:
+        model.run(inputs)
+        if _seconds(model, inputs) > 10 * INLINE:
+            return inputs, []
+        limit_this_thread(1)
+        return inputs, [_seconds(model, inputs) for _ in range(4)][1:]
+    except SmeltError as error:
+        log.warning("%s was not warmed up: %s", name, " ".join(str(error).split()))
+        return {}, []
+    finally:
+        limit_this_thread(0)
+
+
+def _seconds(model: LoadedModel, inputs: Mapping[str, Array]) -> float:
+    started = time.thread_time()
+    model.run(inputs)
+    return time.thread_time() - started
 
 
 def _samples(path: Path, config: ModelConfig, model: LoadedModel) -> dict[str, Array] | None:

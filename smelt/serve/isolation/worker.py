@@ -16,6 +16,8 @@ from typing import Any
 import msgspec
 
 from smelt.bundle.record import signature_record
+from smelt.device.runtime import limit_this_thread
+from smelt.dtype import Array
 from smelt.engine_api import Signature
 from smelt.errors import SmeltError
 from smelt.model import LoadedModel
@@ -24,8 +26,10 @@ from smelt.serve.isolation import sandbox
 from smelt.serve.isolation.channel import HELLO, Call, Cancelled, Channel, ClosedError, Failed, Ready
 from smelt.serve.isolation.compiler import ask_compiler
 from smelt.serve.opening import open_model, warm_up
+from smelt.serve.queue import INLINE
 from smelt.stop import Cancel
 
+RECENT = 1000  # calls; a cancelled one that is older has ended
 MOST_TEXT = 4000  # characters of a part of an error
 
 
@@ -99,6 +103,8 @@ class _Worker:
     def __init__(self, model: LoadedModel, control: Channel) -> None:
         self.model, self.control = model, control
         self._tokens: dict[int, Cancel] = {}
+        self._cancelled: set[int] = set()
+        self._short: dict[int, bool] = {}  # whether calls are worth no second thread, by the magnitude of their inputs
 
     def run(self, calls: list[Channel]) -> None:
         for channel in calls[1:]:
@@ -110,7 +116,9 @@ class _Worker:
         try:
             while True:
                 said = self.control.receive()
-                token = self._tokens.get(said.number) if isinstance(said, Cancelled) else None
+                assert isinstance(said, Cancelled)
+                self._cancelled.add(said.number)  # first: the call itself may arrive later
+                token = self._tokens.get(said.number)
                 if token is not None:
                     token.cancel()
         except ClosedError:
@@ -127,9 +135,13 @@ class _Worker:
 
     def _answer(self, channel: Channel, call: Call) -> None:
         token = self._tokens[call.number] = Cancel()
+        if self._cancelled:
+            if call.number in self._cancelled:
+                token.cancel()
+            self._cancelled -= {number for number in self._cancelled if number < call.number - RECENT}
         try:
             inputs = channel.tensors(call.tensors, copy=False)
-            outputs = self.model.run(inputs, timeout=call.timeout, cancel=token)
+            outputs = self._call(inputs, call.timeout, token)
         except ClosedError:
             raise
         except Exception as error:
@@ -138,3 +150,11 @@ class _Worker:
             channel.send_done(call.number, outputs)
         finally:
             del self._tokens[call.number]
+
+    def _call(self, inputs: dict[str, Array], timeout: float | None, token: Cancel) -> dict[str, Array]:
+        magnitude = sum(array.nbytes for array in inputs.values()).bit_length()
+        limit_this_thread(1 if self._short.get(magnitude) else 0)
+        started = time.thread_time()
+        outputs = self.model.run(inputs, timeout=timeout, cancel=token)
+        self._short[magnitude] = time.thread_time() - started < INLINE
+        return outputs
