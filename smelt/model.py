@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from smelt import formats
 from smelt.bundle.stored import StoredProgram
@@ -38,6 +38,7 @@ from smelt.run.per_value import Build, DynamicSizes, MissingValuesError, PerValu
 from smelt.weights import Weights
 
 log = logging.getLogger("smelt")
+T = TypeVar("T")
 
 FORMATS: dict[str, Callable[[Path], tuple[Program, Weights]]] = {
     ".onnx": onnx.read,
@@ -181,15 +182,29 @@ def store_broadcasting(
     program: Program, read_general: Callable[[], tuple[Program, Weights]], precision: str, targets: Sequence[str]
 ) -> tuple[StoredProgram, ...]:
     """What a bundle holds for sizes that a program assumes to be equal and that could be broadcast; often nothing."""
+
+    def store(general: Program, weights: Weights) -> tuple[StoredProgram, ...]:
+        return store_weights(general, weights, targets).programs
+
+    return use_broadcasting(program, read_general, precision, store) or ()
+
+
+def use_broadcasting(
+    program: Program,
+    read_general: Callable[[], tuple[Program, Weights]],
+    precision: str,
+    use: Callable[[Program, Weights], T],
+) -> T | None:
+    """What `use` makes of the program for sizes that `program` assumes to be equal and that could be broadcast."""
     if not assumes_broadcasts(program):
-        return ()
+        return None
     try:
         general, weights = read_general()
-        return store_weights(with_precision(general, precision), weights, targets).programs
+        return use(with_precision(general, precision), weights)
     except UnsupportedError as error:
         said = " ".join(str(error).split())
-        log.warning("in the bundle, dynamic dimensions that meet must be equal or 1 in the same operand: %s", said)
-        return ()
+        log.warning("when saved, dynamic dimensions that meet must be equal or 1 in the same operand: %s", said)
+        return None
 
 
 def _fed(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from smelt.aot.describe import CodedVariant, CodedVersion, c_name, check_signature
+from smelt.aot.describe import CodedProgram, CodedVariant, CodedVersion, c_name, check_signature
 from smelt.aot.targets import CodeVersion, Machine
 from smelt.device.cross import Unit
 from smelt.device.entry import Entry
@@ -67,28 +67,51 @@ class Parts:
     """What a build needs: C files with their flags, the weights, the model's tables as data."""
 
     name: str
-    signature: Signature
+    programs: tuple[CodedProgram, ...]
     units: tuple[Unit, ...]
     weights: bytes
-    variants: tuple[CodedVariant, ...]
-    versions: tuple[CodedVersion, ...]
+
+    @property
+    def signature(self) -> Signature:
+        return self.programs[0].signature
+
+    @property
+    def versions(self) -> tuple[CodedVersion, ...]:
+        return self.programs[0].versions
 
 
 def assemble(
-    program: Program,
-    weights: Weights,
+    sources: Sequence[tuple[Program, Weights]],
     name: str,
     machine: Machine,
     *,
     small: bool = False,
     admit: Callable[[ProgramPlan], None] | None = None,
 ) -> Parts:
-    """`small`: one layout of weights, and code versions that share it. `admit` may refuse a plan before its weights are
-    packed and its code is compiled."""
+    """`sources`: a program, and others for sizes that it refuses. `small`: one layout of weights, and code versions
+    that share it. `admit` may refuse a plan before its weights are packed and its code is compiled."""
     name = c_name(name)
+    blob = Blob()
+    units: list[Unit] = []
+    programs = [
+        _assemble(program, weights, f"{name}_{i}", machine, blob, units, small, admit)
+        for i, (program, weights) in enumerate(sources)
+    ]
+    return Parts(name, tuple(programs), tuple(units), blob.bytes())
+
+
+def _assemble(
+    program: Program,
+    weights: Weights,
+    name: str,
+    machine: Machine,
+    blob: Blob,
+    units: list[Unit],
+    small: bool,
+    admit: Callable[[ProgramPlan], None] | None,
+) -> CodedProgram:
     signature = signature_of(program.main)
     check_signature(signature)
-    blob, units = Blob(), []
     variants: list[CodedVariant] = []
     versions: list[CodedVersion] = []
     for group in _groups(program, choose_versions(program, machine, small=small)):
@@ -103,7 +126,7 @@ def assemble(
             versions.append(coded)
         variants.append(_place(make_main(plan, versions[-1].program), plan, bound, blob))
     versions.sort(key=lambda each: [v.name for v in machine.versions].index(each.name))
-    return Parts(name, signature, tuple(units), blob.bytes(), tuple(variants), tuple(versions))
+    return CodedProgram(signature, tuple(variants), tuple(versions))
 
 
 def plan_for(program: Program, target: Target) -> ProgramPlan:

@@ -110,7 +110,7 @@ def _compile(
     shop.write({} if options.separate else {WEIGHTS: parts.weights})
     embedded = [Unit(symbol, f'_Alignas(64) const unsigned char {symbol}[] = {{\n#embed "{WEIGHTS}"\n}};\n')]
     place = (symbol, len(parts.weights), checksum(runtime(), [memoryview(parts.weights)]) if options.separate else 0)
-    described = describe_model(parts.name, parts.signature, parts.variants, parts.versions, place)
+    described = describe_model(parts.name, parts.programs, place)
     library = (*LIBRARY, *(POOL if options.threads and machine.has_threads else SINGLE))
     units = [
         *(Unit(each.name, each.text, (*each.flags, *OPTIMISE[options.optimise])) for each in parts.units),

@@ -5,10 +5,11 @@ In: signature, entries, places of the weights. Out: C text. Names from model fil
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 
-from smelt.device.entry import Entry
+from smelt.device.entry import DataCheck, Entry
 from smelt.dtype import DTYPES, Quantized
 from smelt.engine_api import Port, Signature
 from smelt.errors import UnsupportedError
@@ -36,58 +37,63 @@ class CodedVersion(Frozen):
     variant: int
 
 
-def describe_model(
-    name: str,
-    signature: Signature,
-    variants: Sequence[CodedVariant],
-    versions: Sequence[CodedVersion],
-    weights: tuple[str, int, int],
-) -> str:
-    """The C file of a model's tables and of NAME_create. `weights`: symbol (none: in a file), bytes, checksum."""
+class CodedProgram(Frozen):
+    """A program: its layouts of packed weights, and machine code from the best version to the baseline."""
+
+    signature: Signature
+    variants: tuple[CodedVariant, ...]
+    versions: tuple[CodedVersion, ...]
+
+
+def describe_model(name: str, programs: Sequence[CodedProgram], weights: tuple[str, int, int]) -> str:
+    """The C file of a model's tables and of NAME_create. A later program serves sizes that an earlier one refuses.
+
+    `weights`: symbol (none: in a file), bytes, checksum.
+    """
     symbol, count, checksum = weights
     lines = ['#include "model.h"', *([f"extern const unsigned char {symbol}[];"] if symbol else [])]
-    for version in versions:
-        lines.append(f"int {version.program}_run(const Runtime *rt, Context *ctx, void **buffers, const i64 *symbols);")
-        lines.append(f"int {version.program}_measure(const i64 *symbols, i64 *out);")
-    ports = [*signature.inputs, *signature.outputs]
-    for i, port in enumerate(ports):
-        lines.append(
-            _numbers("int64_t", f"sizes{i}", (size if isinstance(size, int) else -1 for size in port.shape.sizes))
-        )
-    rows = [
-        f"{{{c_string(port.name)}, {c_string(str(port.shape))}, {dtype_code(port.shape)}, {port.shape.rank}, "
-        f"{port.shape.dtype.numpy.itemsize}, sizes{i}}}"
-        for i, port in enumerate(ports)
-    ]
-    lines.append(_table("smelt_port", "ports", rows))
-    for i, variant in enumerate(variants):
-        lines += _variant(i, variant)
-    lines.append(
-        _table(
-            "Version",
-            "versions",
-            [
-                f"{{{c_string(each.name)}, {each.features}, &variant{each.variant}, {each.program}_run, "
-                f"{each.program}_measure}}"
-                for each in versions
-            ],
-        )
-    )
     place = f"{symbol}, 0" if symbol else "0, smelt_open_weights"
-    counts = f"{{{c_string(name)}, {len(signature.inputs)}, {len(signature.outputs)}, ports}}, {len(versions)}"
-    lines.append(f"static const Description description = {{{counts}, versions, {place}, {count}, {checksum}ULL}};")
+    for p in reversed(range(len(programs))):
+        lines += _program(name, p, programs[p])
+        general = f"&description{p + 1}" if p + 1 < len(programs) else "0"
+        ports = programs[p].signature
+        counts = f"{{{c_string(name)}, {len(ports.inputs)}, {len(ports.outputs)}, ports{p}}}, {general}"
+        rest = f"{len(programs[p].versions)}, versions{p}, {place}, {count}, {checksum}ULL"
+        lines.append(f"static const Description description{p} = {{{counts}, {rest}}};")
     lines.append(f"SMELT_API int {name}_create(const smelt_options *options, smelt_model **model) {{")
-    lines.append("  return smelt_model_create(&description, options, model);")
+    lines.append("  return smelt_model_create(&description0, options, model);")
     return "\n".join([*lines, "}", ""])
 
 
-def _variant(i: int, variant: CodedVariant) -> list[str]:
+def _program(name: str, p: int, program: CodedProgram) -> list[str]:
+    lines = []
+    for version in program.versions:
+        lines.append(f"int {version.program}_run(const Runtime *rt, Context *ctx, void **buffers, const i64 *symbols);")
+        lines.append(f"int {version.program}_measure(const i64 *symbols, i64 *out);")
+    ports = [*program.signature.inputs, *program.signature.outputs]
+    for i, port in enumerate(ports):
+        numbers = (size if isinstance(size, int) else -1 for size in port.shape.sizes)
+        lines.append(_numbers("int64_t", f"sizes{p}_{i}", numbers))
+    rows = [
+        f"{{{c_string(port.name)}, {c_string(str(port.shape))}, {dtype_code(port.shape)}, {port.shape.rank}, "
+        f"{port.shape.dtype.numpy.itemsize}, sizes{p}_{i}}}"
+        for i, port in enumerate(ports)
+    ]
+    lines.append(_table("smelt_port", f"ports{p}", rows))
+    for i, variant in enumerate(program.variants):
+        lines += _variant(f"{p}_{i}", variant)
+    versions = [
+        f"{{{c_string(each.name)}, {each.features}, &variant{p}_{each.variant}, "
+        f"{each.program}_run, {each.program}_measure}}"
+        for each in program.versions
+    ]
+    return [*lines, _table("Version", f"versions{p}", versions)]
+
+
+def _variant(i: str, variant: CodedVariant) -> list[str]:
     entry = variant.entry
     sizes = [f"{{{c_string(check.expected)}, {c_string(check.why)}}}" for check in entry.sizes]
-    data = [
-        f"{{{c_string(f'{check.where}: {check.message}' if check.where else check.message)}, {int(check.of_sizes)}}}"
-        for check in entry.data
-    ]
+    data = [f"{{{c_string(_message(check))}, {int(check.of_sizes)}}}" for check in entry.data]
     return [
         _numbers("i64", f"layout{i}", variant.layout),
         _numbers("i64", f"offsets{i}", variant.offsets),
@@ -97,6 +103,13 @@ def _variant(i: int, variant: CodedVariant) -> list[str]:
         f"static const Variant variant{i} = {{layout{i}, {len(variant.layout)}, offsets{i}, symbols{i}, "
         f"size_checks{i}, data_checks{i}}};",
     ]
+
+
+def _message(check: DataCheck) -> str:
+    """With the place in the model's file, without the folder: it is not that of the machine that runs the model."""
+    if check.where is None:
+        return check.message
+    return f"{check.where.replace(path=os.path.basename(check.where.path))}: {check.message}"
 
 
 def write_header(name: str, signature: Signature, api: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from smelt.aot.assemble import assemble, plan_for
+from smelt.aot.assemble import Parts, assemble, plan_for
 from smelt.aot.build import OPTIMISE, SHARED, Options, build, model_name
 from smelt.aot.limit import check_limit
 from smelt.aot.record import record_call
@@ -23,7 +23,10 @@ from smelt.cli.sizes import parse_sizes
 from smelt.engine.compile import ProgramPlan
 from smelt.errors import SmeltError
 from smelt.files import check_folder, write_atomically
+from smelt.ir.core import Program
+from smelt.model import use_broadcasting
 from smelt.passes.quantise import with_precision
+from smelt.weights import Weights
 
 DEFAULT_THREADS = 4  # that a limit on memory counts, where --threads is not given
 WEIGHTS = ("embedded", "separate")
@@ -57,7 +60,8 @@ def compile_standalone(
     check_folder(output)
     start = time.perf_counter()
     chosen = parse_sizes(sizes)
-    read, weights = read_fixed(file, parse_static(file, static), chosen)
+    read_file = partial(read_fixed, file, parse_static(file, static), chosen)
+    read, weights = read_file()
     program = with_precision(read, precision)
 
     def smaller() -> tuple[str, ProgramPlan] | None:
@@ -70,7 +74,15 @@ def compile_standalone(
             limit = parse_bytes(memory_limit, "--memory-limit")
             check_limit(plan, limit, DEFAULT_THREADS if threads is None else threads, chosen, smaller)
 
-    parts = assemble(program, weights, model_name(output), machine, small=optimise == "size", admit=admit)
+    def put_together(*general: tuple[Program, Weights]) -> Parts:
+        sources = [(program, weights), *general]
+        return assemble(sources, model_name(output), machine, small=optimise == "size", admit=admit)
+
+    parts = None
+    if file.suffix.lower() == ".onnx":
+        general = partial(read_file, runtime_broadcast=True)
+        parts = use_broadcasting(read, general, precision, lambda *source: put_together(source))
+    parts = parts or put_together()
     recorded = () if output.suffix in (".a", *SHARED) else record_call(program, weights, chosen)
     options = Options(threads != 0, optimise, weights_kind == "separate", recorded)
     made = build(parts, machine, output.name, options)

@@ -12,11 +12,12 @@ struct smelt_model {
   Executable *executable;
   Heap *heap; /* NULL: the system's memory */
   const unsigned char *mapped; /* weights in a file */
+  smelt_model *general; /* for sizes that this program refuses; or NULL */
 };
 
 /* ------------------------------------------------------------------------------------------ messages */
 
-enum { TEXT = 2048 };
+enum { TEXT = 2048, SPIN = 30000 }; /* nanoseconds that an idle helper spins */
 static SMELT_THREAD_LOCAL char text[TEXT];
 static SMELT_THREAD_LOCAL i64 length;
 
@@ -80,6 +81,7 @@ static void say_symbols(const Slot *slot, const Variant *variant) {
 /* ------------------------------------------------------------------------------------------ making a model */
 
 static void destroy(smelt_model *model) {
+  if (model->general) destroy(model->general);
   if (model->executable) {
     smelt_unregister(model->executable);
     smelt_close(model->executable);
@@ -89,10 +91,8 @@ static void destroy(smelt_model *model) {
   smelt_return(model->heap, model, sizeof *model);
 }
 
-static int open_weights(smelt_model *model, const char *path) {
-  const Description *description = model->description;
-  int failed = path ? description->open(path, description->weight_bytes, description->checksum, &model->mapped)
-                    : WEIGHTS_MISSING;
+static int open_weights(const Description *description, const char *path, const unsigned char **mapped) {
+  int failed = path ? description->open(path, description->weight_bytes, description->checksum, mapped) : WEIGHTS_MISSING;
   if (!failed) return 0;
   begin(failed == WEIGHTS_MISSING ? "the weights cannot be read" : "the weights are damaged, or of another model");
   line("expected", "a file of ");
@@ -125,36 +125,47 @@ static int no_memory(i64 bytes) {
   return SMELT_OUT_OF_MEMORY;
 }
 
+/* Makes a model of a description; `mapped`: the weights, where they are not in the program. */
+static smelt_model *make_model(const Description *description, const unsigned char *mapped, Heap *heap) {
+  smelt_model *model = smelt_obtain(heap, sizeof *model);
+  if (!model) return NULL;
+  memset(model, 0, sizeof *model);
+  model->heap = heap, model->description = description;
+  const Version *version = description->versions;
+  for (i64 has = smelt_features(); version->features & ~has;) version++; /* the last one needs nothing */
+  model->version = version;
+  model->executable = make(version, mapped ? mapped : description->weights, heap);
+  if (model->executable) smelt_register(model->executable);
+  if (model->executable && description->general)
+    model->general = make_model(description->general, mapped, heap);
+  if (model->executable && (model->general || !description->general)) return model;
+  destroy(model);
+  return NULL;
+}
+
+static void use_threads(int32_t wanted) {
+  i64 cores = smelt_cores(), threads = wanted > 0 ? wanted : cores;
+  if (threads > MAX_THREADS) threads = MAX_THREADS;
+  if (smelt_runtime.threads != threads && (wanted > 0 || smelt_runtime.threads == 1))
+    smelt_set_threads(threads, threads <= cores ? SPIN : 0);
+}
+
 int smelt_model_create(const Description *description, const smelt_options *options, smelt_model **made) {
   static const smelt_options defaults;
   if (!options) options = &defaults;
   *made = NULL;
-  i64 threads = options->threads > 0 ? options->threads : smelt_cores();
-  if (threads > MAX_THREADS) threads = MAX_THREADS;
-  if (smelt_runtime.threads != threads && (options->threads > 0 || smelt_runtime.threads == 1))
-    smelt_set_threads(threads, threads <= smelt_cores() ? 30000 : 0);
+  use_threads(options->threads);
   Heap *heap = options->memory ? smelt_open_heap(options->memory, options->memory_bytes) : NULL;
   if (options->memory && !heap) return no_memory(sizeof *heap);
-  smelt_model *model = smelt_obtain(heap, sizeof *model);
-  if (!model) return no_memory(sizeof *model);
-  memset(model, 0, sizeof *model);
-  model->heap = heap;
-  model->description = description;
-  i64 has = smelt_features();
-  const Version *version = description->versions;
-  while (version->features & ~has) version++; /* the last one needs nothing */
-  model->version = version;
-  int failed = description->weights ? 0 : open_weights(model, options->weights);
-  if (failed) {
-    destroy(model);
-    return failed;
+  const unsigned char *mapped = NULL;
+  int failed = description->weights ? 0 : open_weights(description, options->weights, &mapped);
+  if (failed) return failed;
+  smelt_model *model = make_model(description, mapped, heap);
+  if (!model) {
+    if (mapped) smelt_unmap_file((void *)(uintptr_t)mapped, description->weight_bytes);
+    return no_memory(sizeof *model);
   }
-  model->executable = make(version, model->mapped ? model->mapped : description->weights, heap);
-  if (!model->executable) {
-    destroy(model);
-    return no_memory(version->variant->numbers * 8);
-  }
-  smelt_register(model->executable);
+  model->mapped = mapped;
   *made = model;
   return SMELT_OK;
 }
@@ -167,7 +178,9 @@ const smelt_signature *smelt_model_signature(const smelt_model *model) { return 
 
 const char *smelt_model_version(const smelt_model *model) { return model->version->name; }
 
-void smelt_model_cancel(smelt_model *model) { smelt_cancel(model->executable); }
+void smelt_model_cancel(smelt_model *model) {
+  for (; model; model = model->general) smelt_cancel(model->executable);
+}
 
 /* ------------------------------------------------------------------------------------------ checks of tensors */
 
@@ -387,11 +400,11 @@ int smelt_model_call(smelt_model *model, const smelt_tensor *inputs, smelt_tenso
   if (!slot) return no_memory(0);
   char *own = slot->views; /* one byte per result: the call allocates it */
   for (i64 r = 0; r < model->executable->results; r++) own[r] = !outputs[r].data;
-  int failed = run(model, slot, inputs, outputs);
+  int failed = run(model, slot, inputs, outputs), is_general = failed == SMELT_BAD_SIZE && model->general && !slot->ran;
   for (i64 r = 0; failed && r < model->executable->results; r++)
     if (own[r]) smelt_tensor_release(model, &outputs[r]);
   smelt_give(slot);
-  return failed;
+  return is_general ? smelt_model_call(model->general, inputs, outputs) : failed;
 }
 
 int smelt_model_measure(smelt_model *model, const smelt_tensor *inputs, smelt_tensor *outputs, int64_t *bytes) {
@@ -407,5 +420,6 @@ int smelt_model_measure(smelt_model *model, const smelt_tensor *inputs, smelt_te
   }
   if (!failed && bytes) *bytes = slot->measured[0] + (slot->measured[1] + 63) / 64 * 64 * smelt_runtime.threads;
   smelt_give(slot);
+  if (failed == SMELT_BAD_SIZE && model->general) return smelt_model_measure(model->general, inputs, outputs, bytes);
   return failed;
 }

@@ -27,15 +27,17 @@ typedef struct {
   Measure measure;
 } Version;
 
-typedef struct {
+typedef struct Description Description;
+struct Description {
   smelt_signature signature;
-  i64 count; /* of versions */
+  const Description *general; /* the same model for sizes that this one refuses; or NULL */
+  i64 count;                  /* of versions */
   const Version *versions;
   const unsigned char *weights; /* NULL: in a file that `open` maps */
   int (*open)(const char *path, i64 bytes, unsigned long long checksum, const unsigned char **weights);
   i64 weight_bytes;
   unsigned long long checksum;  /* of the weights */
-} Description;
+};
 
 int smelt_model_create(const Description *description, const smelt_options *options, smelt_model **model);
 /* weights.c; not in builds without files */
