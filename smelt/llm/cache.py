@@ -24,7 +24,7 @@ class Pool:
     """Pages with their arrays; `put` brings an array to where steps compute."""
 
     def __init__(self, config: Config, put: Callable[[Array], Any], limit: int, salt: bytes = b"") -> None:
-        self.pages = Pages(limit, salt)
+        self.pages = Pages(limit, salt, config.window)
         self._config = config
         self._put = put
         self._capacity = 0

@@ -25,7 +25,7 @@ from smelt.llm.encoder import is_encoder
 from smelt.llm.families import read_config, token_ids
 from smelt.llm.gguf_config import config_of
 from smelt.llm.layers import Formats
-from smelt.llm.names import canonical
+from smelt.llm.names import canonical, untie
 from smelt.llm.pooling import Pooling
 from smelt.llm.sentence_files import read_pooling
 from smelt.llm.tokenizer import Tokenizer, from_file, from_gguf
@@ -131,7 +131,9 @@ def _folder(folder: Path, context: int | None) -> Checkpoint:
     generation = _json(folder / "generation_config.json")
     stop = (*config.stop, *token_ids(generation.get("eos_token_id")))
     config = replace(config, stop=tuple(dict.fromkeys(stop)))
-    weights, _ = canonical(checkpoint.open(folder), config, False)
+    stored = checkpoint.open(folder)
+    config = untie(stored, config)
+    weights, _ = canonical(stored, config, False)
     formats: dict[str, Block | DType] = {name: _element(weights, name) for name in weights}
     tokenizer = _json(folder / "tokenizer_config.json")
     specials = {

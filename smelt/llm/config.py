@@ -24,6 +24,7 @@ class Rope:
     frequencies: tuple[float, ...]
     scale: float = 1.0
     interleaved: bool = False
+    most: int | None = None  # positions that these frequencies are for; longer sequences have others
 
     @property
     def part(self) -> int:
@@ -82,6 +83,17 @@ class Config:
     stop: tuple[int, ...] = ()  # tokens that end a text
     bos: int | None = None
     cache: DType = f32  # the elements of keys and values in memory
+
+    @property
+    def longest(self) -> int:
+        """Tokens that a sequence may have: what the model was made for, or what its rotary positions are for."""
+        return min([self.context, *(layer.rope.most for layer in self.layers if layer.rope and layer.rope.most)])
+
+    @property
+    def window(self) -> int | None:
+        """Keys that a query sees at most, where all layers have a window: pages behind it are free."""
+        windows = [layer.window for layer in self.layers if layer.window is not None]
+        return max(windows) if len(windows) == len(self.layers) else None
 
     @property
     def cache_bytes(self) -> int:

@@ -13,9 +13,10 @@ from typing import TypeVar
 
 import numpy as np
 
+from smelt.buffer import bytes_text
 from smelt.dtype import Array
-from smelt.errors import RunError
-from smelt.llm.batch import Batch, Stepping
+from smelt.errors import MemoryLimitError, RunError
+from smelt.llm.batch import CHUNK, Batch, Stepping
 from smelt.llm.cache import Pool
 from smelt.llm.config import PAGE
 from smelt.llm.request import Request
@@ -81,8 +82,9 @@ class Engine:
             thread.join()
 
     def _check_room(self, request: Request) -> None:
-        most = self.pool.pages.limit * PAGE
-        if request.prompt + request.most > most:
+        pages = self.pool.pages
+        most = pages.limit * PAGE
+        if pages.needed(request.prompt + request.most, CHUNK) > pages.limit:
             raise RunError(
                 "the cache has no room for this number of tokens",
                 expected=f"prompt and answer together at most {most}",
@@ -174,6 +176,13 @@ class Engine:
             batch = Batch(batch.tokens, batch.sequence, batch.position, batch.table, np.zeros(1, np.int32))
         try:
             logits, states, arrays = self._step.run(batch, self.pool.take())
+        except MemoryError as error:
+            self.pool.lose()
+            raise MemoryLimitError(
+                "no memory left for a step",
+                got=f"{len(batch.tokens)} tokens, {bytes_text(self.pool.nbytes)} of keys and values",
+                remedy="load(…, memory_limit=…), or a smaller context",
+            ) from error
         except BaseException:
             self.pool.lose()
             raise

@@ -7,7 +7,7 @@ refused. `names.py` has the families' tensors; a new family of the same parts is
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from smelt.errors import UnsupportedError
@@ -60,22 +60,30 @@ class Family:
     activation: str = "hidden_act"
     positions: bool = False
     scaled_embedding: bool = False  # by sqrt(d)
-    softcaps: bool = False
+    softcap: bool = False  # of attention scores
+    final_softcap: bool = False  # of logits
     tied: bool = False  # unless the file says otherwise
-    windows: str = ""  # which layers have one: "all", "types", "even", "sixth"; see `_windows`
+    partial: bool = False  # plain rotary positions may turn a part of each head; scaled ones may in every family
+    windows: str = ""  # which layers have one; see `_windows`
     scale: str = ""  # a field whose inverse root scales the scores
     gguf_interleaved: bool = False  # GGUF files have rows of Q and K permuted, pairs are neighbours
     extra: Callable[[Fields, list[Layer]], list[Layer]] | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # fields that a file need not have; null says nothing
 
 
 def _smollm3(fields: Fields, layers: list[Layer]) -> list[Layer]:
     """Some layers have no positions."""
-    interval = fields.size("no_rope_layer_interval", 4)
-    default = [int((i + 1) % interval != 0) for i in range(len(layers))]
-    turned = fields.any("no_rope_layers", default)
-    if not isinstance(turned, list) or len(turned) != len(layers):
-        fields.refuse("no_rope_layers", f"a list of {len(layers)} numbers", turned)
+    turned = _turned(fields, len(layers))
     return [Layer(layer.rope if turned[i] else None, layer.window) for i, layer in enumerate(layers)]
+
+
+def _turned(fields: Fields, count: int) -> list[Any]:
+    """Which of SmolLM3's layers have rotary positions."""
+    interval = fields.size("no_rope_layer_interval", 4)
+    turned = fields.any("no_rope_layers", [int((i + 1) % interval != 0) for i in range(count)])
+    if not isinstance(turned, list) or len(turned) < count or any(each not in (0, 1) for each in turned):
+        fields.refuse("no_rope_layers", f"a list of {count} zeros and ones", turned)
+    return turned
 
 
 def _mixtral(fields: Fields, layers: list[Layer]) -> list[Layer]:
@@ -105,6 +113,14 @@ def _experts(fields: Fields, count: int, f: int, normalise: bool) -> Experts:
     return Experts(count, used, f, normalise)
 
 
+_QWEN: dict[str, Any] = {"max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28}
+_GEMMA: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "sliding_window": 4096,
+}
+
 TABLE = (
     Family(
         "llama",
@@ -115,8 +131,21 @@ TABLE = (
         mlp_bias="mlp_bias",
         gguf_interleaved=True,
     ),
-    Family("mistral", ("MistralForCausalLM",), (), windows="all"),
-    Family("qwen2", ("Qwen2ForCausalLM",), ("qwen2",), qkv_bias=True, windows="types"),
+    Family(
+        "mistral",
+        ("MistralForCausalLM",),
+        (),
+        windows="all",
+        defaults={"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},
+    ),
+    Family(
+        "qwen2",
+        ("Qwen2ForCausalLM",),
+        ("qwen2",),
+        qkv_bias=True,
+        windows="last",
+        defaults={**_QWEN, "num_key_value_heads": 32},
+    ),
     Family(
         "qwen3",
         ("Qwen3ForCausalLM",),
@@ -124,7 +153,8 @@ TABLE = (
         qk_norm=True,
         qkv_bias="attention_bias",
         out_bias="attention_bias",
-        windows="types",
+        windows="last",
+        defaults={**_QWEN, "num_key_value_heads": 32, "head_dim": 128},
     ),
     Family(
         "gemma2",
@@ -136,10 +166,17 @@ TABLE = (
         out_bias="attention_bias",
         activation="hidden_activation",
         scaled_embedding=True,
-        softcaps=True,
+        softcap=True,
+        final_softcap=True,
         tied=True,
         windows="even",
         scale="query_pre_attn_scalar",
+        defaults={
+            **_GEMMA,
+            "max_position_embeddings": 8192,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
     ),
     Family(
         "gemma3",
@@ -152,12 +189,24 @@ TABLE = (
         out_bias="attention_bias",
         activation="hidden_activation",
         scaled_embedding=True,
-        softcaps=True,
+        final_softcap=True,
         tied=True,
         windows="sixth",
         scale="query_pre_attn_scalar",
+        defaults={**_GEMMA, "max_position_embeddings": 131072, "rope_theta": 1e6},
     ),
-    Family("phi3", ("Phi3ForCausalLM",), ("phi3",), windows="all"),
+    Family(
+        "phi3",
+        ("Phi3ForCausalLM",),
+        ("phi3",),
+        partial=True,
+        windows="all",
+        defaults={
+            "max_position_embeddings": 4096,
+            "original_max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+        },
+    ),
     Family(
         "smollm3",
         ("SmolLM3ForCausalLM",),
@@ -166,9 +215,10 @@ TABLE = (
         out_bias="attention_bias",
         mlp_bias="mlp_bias",
         tied=True,
-        windows="types",
+        windows="unturned",
         gguf_interleaved=True,
         extra=_smollm3,
+        defaults={"num_key_value_heads": 4, "max_position_embeddings": 32768, "rope_theta": 2e6},
     ),
     Family(
         "gpt2",
@@ -182,8 +232,21 @@ TABLE = (
         activation="activation_function",
         positions=True,
         tied=True,
+        defaults={"rms_norm_eps": 1e-5, "activation_function": "gelu_new", "max_position_embeddings": 1024},
     ),
-    Family("mixtral", ("MixtralForCausalLM",), (), windows="all", extra=_mixtral),
+    Family(
+        "mixtral",
+        ("MixtralForCausalLM",),
+        (),
+        windows="all",
+        extra=_mixtral,
+        defaults={
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+        },
+    ),
     Family(
         "qwen3moe",
         ("Qwen3MoeForCausalLM",),
@@ -191,8 +254,9 @@ TABLE = (
         qk_norm=True,
         qkv_bias="attention_bias",
         out_bias="attention_bias",
-        windows="all",
+        windows="asked",
         extra=_qwen3_moe,
+        defaults={**_QWEN, "num_key_value_heads": 4, "num_experts_per_tok": 8},
     ),
 )
 FAMILIES: dict[str, Family] = {row.name: row for row in TABLE}
@@ -223,20 +287,23 @@ def family_of(config: Mapping[str, Any], where: str) -> Family:
     )
 
 
-def read_config(config: Mapping[str, Any], where: str, context: int | None = None) -> Config:
-    """What a `config.json` says. `context`: how many positions are wanted, where the scaling depends on it."""
+def read_config(config: Mapping[str, Any], where: str, context: int | None = None, partial: bool = False) -> Config:
+    """What a `config.json` says. `context`: how many positions are wanted, where the scaling depends on it; `partial`:
+    rotary positions may turn a part of each head whatever the family."""
     family = family_of(config, where)
     if family.name == "gpt2":
-        config = {_GPT2.get(name, name): value for name, value in config.items()}
+        config = _rename_gpt2(config, where)
+    config = {**family.defaults, **config}
     fields = Fields(config, where, HARMLESS)
     d, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
-    kv_heads = fields.size("num_key_value_heads", heads)
-    head_size = fields.size("head_dim", max(d // heads, 1))
+    kv_heads, head_size = heads, max(d // heads, 1)
+    if not family.positions:
+        kv_heads, head_size = fields.size("num_key_value_heads", heads), fields.size("head_dim", head_size)
     trained = fields.size("max_position_embeddings", 2048)
     count = fields.size("num_hidden_layers")
     if count > MAX_LAYERS or heads % kv_heads:
         fields.refuse("num_key_value_heads, num_hidden_layers", "a divisor of the heads", (kv_heads, count))
-    layers = _layers(family, fields, count, head_size, trained, context or trained)
+    layers = _layers(family, fields, count, head_size, trained, context, partial or family.partial)
     if family.extra is not None:
         layers = family.extra(fields, layers)
     for name, allowed in NEUTRAL.items():
@@ -265,16 +332,26 @@ def read_config(config: Mapping[str, Any], where: str, context: int | None = Non
         mlp_bias=_part(fields, family.mlp_bias),
         positions=family.positions,
         embed_scale=d**0.5 if family.scaled_embedding else 1.0,
-        softcap=fields.number("attn_logit_softcapping", 0) if family.softcaps else 0.0,
-        final_softcap=fields.number("final_logit_softcapping", 0) if family.softcaps else 0.0,
+        softcap=fields.number("attn_logit_softcapping", 0) if family.softcap else 0.0,
+        final_softcap=fields.number("final_logit_softcapping", 0) if family.final_softcap else 0.0,
         tied=fields.flag("tie_word_embeddings", family.tied),
         stop=token_ids(config.get("eos_token_id")),
         bos=next(iter(token_ids(config.get("bos_token_id"))), None),
     )
     if family.activation == "hidden_activation":
         fields.any("hidden_act")  # Gemma's older files have both, and this one does not count
+    if family.final_softcap and not family.softcap:
+        fields.any("attn_logit_softcapping")  # Gemma 3 has the field and no such cap
     fields.check_left()
     return found
+
+
+def _rename_gpt2(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """GPT-2's fields under the names of others. Two of those names say nothing in its own files."""
+    if strange := sorted({"rms_norm_eps", "intermediate_size"} & config.keys()):
+        expected = "layer_norm_epsilon, n_inner"
+        raise UnsupportedError(f"{where}: fields that GPT-2 does not have", expected=expected, got=strange)
+    return {_GPT2.get(name, name): value for name, value in config.items()}
 
 
 def _part(fields: Fields, said: bool | str) -> bool:
@@ -290,62 +367,83 @@ def token_ids(given: Any) -> tuple[int, ...]:
 # ---- layers ----
 
 
-def _layers(family: Family, fields: Fields, count: int, head_size: int, trained: int, context: int) -> list[Layer]:
+def _layers(
+    family: Family, fields: Fields, count: int, head_size: int, trained: int, context: int | None, partial: bool
+) -> list[Layer]:
     windows = _windows(family, fields, count)
     if family.positions:
         return [Layer(None, window) for window in windows]
+
+    def rope(parameters: Any, base: float) -> Rope:
+        return _rope(fields, parameters, base, head_size, trained, context, partial)
+
     parameters, old = fields.record("rope_parameters"), fields.record("rope_scaling")
+    base = fields.positive("rope_theta", 10_000.0)
+    if family.windows != "sixth":
+        if any(isinstance(each, Mapping) for each in parameters.values()):
+            fields.refuse("rope_parameters", "one record for all layers in this family", parameters)
+        return [Layer(rope(old or parameters, base), window) for window in windows]
+    if not set(parameters) <= set(_TYPES):
+        fields.refuse("rope_parameters", f"those of {' and '.join(_TYPES)}", parameters)
+    full, sliding = (parameters.get(each) or {} for each in _TYPES)
+    if not isinstance(full, Mapping):
+        fields.refuse("rope_parameters", "records", parameters)
     local_base = fields.positive("rope_local_base_freq", 10_000.0)
-    if any(isinstance(each, Mapping) for each in parameters.values()):
-        if set(parameters) != set(_TYPES):
-            fields.refuse("rope_parameters", f"those of {' and '.join(_TYPES)}", parameters)
-        full, sliding = (_rope(fields, parameters[each], head_size, trained, context) for each in _TYPES)
-    else:
-        full = sliding = _rope(fields, {**old, **parameters}, head_size, trained, context)
-        if family.windows == "sixth":
-            sliding = _rope(fields, {"rope_theta": local_base}, head_size, trained, context)
+    full, sliding = rope({**full, **old}, base), rope(sliding, local_base)
     return [Layer(full if window is None else sliding, window) for window in windows]
 
 
 _TYPES = ("full_attention", "sliding_attention")
 
 
-def _rope(fields: Fields, parameters: Mapping[str, Any], head_size: int, trained: int, context: int) -> Rope:
+def _rope(
+    fields: Fields, parameters: Any, base: float, head_size: int, trained: int, context: int | None, partial: bool
+) -> Rope:
     if not isinstance(parameters, Mapping):
         fields.refuse("rope_parameters", "a record", parameters)
-    base = parameters.get("rope_theta") or fields.any("rope_theta", 10_000.0)
+    base = parameters.get("rope_theta") or base
     share = parameters.get("partial_rotary_factor") or fields.any("partial_rotary_factor", 1.0)
     if type(base) not in (int, float) or not 1 < base < 1e30 or type(share) not in (int, float) or not 0 < share <= 1:
         fields.refuse("rope_theta, partial_rotary_factor", "a number above 1 and one up to 1", (base, share))
+    if not partial and (parameters.get("rope_type") or parameters.get("type") or "default") == "default":
+        share = 1.0
     outside = "original_max_position_embeddings"
     original = fields.size(outside) if fields.any(outside) is not None else None
-    part = int(head_size * share)
-    return scaled_rope(parameters, float(base), part, context, trained, fields.where, original)
+    return scaled_rope(parameters, float(base), int(head_size * share), context, trained, fields.where, original)
 
 
 def _windows(family: Family, fields: Fields, count: int) -> list[int | None]:
-    """The window of each layer. `layer_types` says it where it is there; else the family's own rule."""
+    """The window of each layer, by the family's rule. "all": every layer; "asked": every layer where
+    `use_sliding_window` says so; "last": then those from `max_window_layers` on; "unturned": then those without rotary
+    positions; "even", "sixth": Gemma's patterns. In the last four `layer_types` says it where it is there."""
     types, size = fields.any("layer_types"), fields.any("sliding_window")
-    use = fields.any("use_sliding_window")
+    use = fields.flag("use_sliding_window")
     pattern = fields.size("sliding_window_pattern", fields.size("_sliding_window_pattern", 6))
     first = fields.number("max_window_layers", count)
     if not family.windows:
         if size is not None:
             fields.refuse("sliding_window", "none in this family", size)
         return [None] * count
-    if types is not None:
+    if family.windows in ("asked", "last", "unturned") and not use:
+        size = None
+    if family.windows in ("all", "asked"):
+        slides = [size is not None] * count
+        if types is not None and types != [_TYPES[size is not None]] * count:
+            fields.refuse("layer_types", "layers that are all alike in this family", types)
+    elif types is not None:
         if not isinstance(types, list) or len(types) != count or any(each not in _TYPES for each in types):
             fields.refuse("layer_types", f"{count} of {', '.join(_TYPES)}", types)
         slides = [each == "sliding_attention" for each in types]
     else:
+        turned = _turned(fields, count) if family.windows == "unturned" else []
         rules: dict[str, Callable[[int], bool]] = {
-            "all": lambda i: use is not False,
-            "types": lambda i: bool(use) and i >= first,
+            "last": lambda i: size is not None and i >= first,
+            "unturned": lambda i: size is not None and not turned[i],
             "even": lambda i: i % 2 == 0,
             "sixth": lambda i: (i + 1) % pattern != 0,
         }
         slides = [rules[family.windows](i) for i in range(count)]
-    if not any(slides) or (size is None and family.windows == "all"):
+    if not any(slides):
         return [None] * count
     if type(size) is not int or size < 1:
         fields.refuse("sliding_window", "a whole number", size)

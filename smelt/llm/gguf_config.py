@@ -37,6 +37,7 @@ _FIELDS = {
     "expert_feed_forward_length": "moe_intermediate_size",
     "vocab_size": "vocab_size",
 }
+_GPT2 = {"rms_norm_eps": "layer_norm_epsilon", "intermediate_size": "n_inner"}  # its own names
 _HANDLED = (  # read below, or without a say in what is computed
     "attention.value_length",
     "attention.sliding_window_pattern",
@@ -65,13 +66,14 @@ def config_of(file: Gguf, context: int | None) -> Config:
         if key.startswith(f"{name}.")
     }
     family = FAMILIES["mixtral"] if name == "llama" and said.get("expert_count") else BY_GGUF[name]
-    config = read_config(_as_json(file, family, said), str(file.path), context)
+    config = read_config(_as_json(file, family, said), str(file.path), context, partial=True)
     factors = _factors(file, config, context)
     layers = tuple(
         replace(layer, rope=_rope(layer, factors, family.gguf_interleaved or family.name == "mixtral"))
         for layer in config.layers
     )
-    return replace(config, layers=layers, norm_offset=0.0)  # it is added already
+    out = "blk.0.attn_output.bias" in file.packed if isinstance(family.out_bias, str) else config.out_bias
+    return replace(config, layers=layers, norm_offset=0.0, out_bias=out)  # the offset is added already
 
 
 def _as_json(file: Gguf, family: Family, said: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,6 +85,21 @@ def _as_json(file: Gguf, family: Family, said: Mapping[str, Any]) -> dict[str, A
             found[f"gguf {key}"] = value  # read_config refuses it if it matters
     width, heads = _integer(found.get("hidden_size")), _integer(found.get("num_attention_heads"))
     head = _integer(found.get("head_dim")) or width // max(heads, 1)
+    if not family.positions:  # llama.cpp's own defaults
+        sizes = {"num_key_value_heads": heads, "head_dim": head} if heads and head else {}
+        found = {"rope_theta": 10_000.0, "sliding_window": None, **sizes, **found}
+    else:
+        same = {
+            name for name, number in (("num_key_value_heads", heads), ("head_dim", head)) if found.get(name) == number
+        }
+        found = {_GPT2.get(name, name): value for name, value in found.items() if name not in same}
+    if (pattern := said.get("attention.sliding_window_pattern")) is not None:
+        if isinstance(pattern, list):
+            found["layer_types"] = ["sliding_attention" if each else "full_attention" for each in pattern]
+        elif family.windows == "sixth":
+            found["sliding_window_pattern"] = pattern
+        elif pattern != 2:
+            raise UnsupportedError(f"{file.path}: attention.sliding_window_pattern", expected=2, got=pattern)
     if not _is(said.get("attention.value_length"), head):
         raise UnsupportedError(f"{file.path}: keys and values of different depth", got=said["attention.value_length"])
     if head and not _is(turned := said.get("rope.dimension_count"), head):
@@ -150,7 +167,8 @@ def _factors(file: Gguf, config: Config, context: int | None) -> Any:
     """What frequencies are divided by, and the scale that goes with it."""
     name = file.metadata.get("general.architecture")
     original = _integer(file.metadata.get(f"{name}.rope.scaling.original_context_length")) or config.context
-    which = "long" if (context or config.context) > original else "short"
+    is_long = context is not None and context > original
+    which = "long" if is_long else "short"
     for tensor in ("rope_freqs.weight", f"rope_factors_{which}.weight"):
         if tensor in file.dense:
             array = file.dense[tensor].numpy().astype(np.float64)
@@ -160,14 +178,15 @@ def _factors(file: Gguf, config: Config, context: int | None) -> Any:
             scale = file.metadata.get(f"{name}.rope.scaling.attn_factor", 1.0) if "factors" in tensor else 1.0
             if type(scale) not in (int, float) or not 0 < scale < 1e30:
                 raise ParseError(f"{file.path}: rope.scaling.attn_factor", expected="a positive number", got=scale)
-            return array, float(scale)
+            limited = "factors" in tensor and not is_long
+            return array, float(scale), min(original, config.context) if limited else None
     return None
 
 
 def _rope(layer: Layer, factors: Any, interleaved: bool) -> Rope | None:
     if layer.rope is None:
         return None
-    frequencies, scale = np.array(layer.rope.frequencies), layer.rope.scale
+    frequencies, scale, most = np.array(layer.rope.frequencies), layer.rope.scale, layer.rope.most
     if factors is not None:
-        frequencies, scale = frequencies / factors[0], factors[1]
-    return Rope(tuple(float(each) for each in frequencies), scale, interleaved)
+        frequencies, scale, most = frequencies / factors[0], factors[1], factors[2]
+    return Rope(tuple(float(each) for each in frequencies), scale, interleaved, most)

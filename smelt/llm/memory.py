@@ -9,6 +9,7 @@ from smelt.errors import MemoryLimitError, RunError
 from smelt.llm.batch import CHUNK
 from smelt.llm.cache import page_bytes
 from smelt.llm.config import PAGE, Config
+from smelt.llm.pages import pages_in_window
 
 DEFAULT_CONTEXT = 1 << 15  # tokens, where a model allows more
 CONTEXTS = 4  # whole contexts that the cache has room for, where the machine's memory allows it
@@ -16,7 +17,7 @@ CONTEXTS = 4  # whole contexts that the cache has room for, where the machine's 
 
 def choose_context(config: Config, context: int | None) -> int:
     """How many tokens a sequence may have."""
-    most = config.context
+    most = config.longest
     wanted = min(most, DEFAULT_CONTEXT) if context is None else context
     if type(wanted) is not int or not 1 <= wanted <= most:
         raise RunError("the model was not made for such a context", expected=f"1 to {most} tokens", got=context)
@@ -30,7 +31,7 @@ def check_sequences(sequences: int) -> None:
 
 def plan_pages(name: str, config: Config, context: int, weights: int, work: int, limit: int | None) -> int:
     """How many pages the cache may have. `weights` and `work` (of a step) are bytes, as is the limit."""
-    whole, each = math.ceil(context / PAGE), page_bytes(config)
+    whole, each = _pages(config, context), page_bytes(config)
     if limit is None:
         return max(whole, min(CONTEXTS * whole, (machine_memory() // 2 - weights) // each))
     check_memory(name, config, context, weights, work, limit)
@@ -39,7 +40,7 @@ def plan_pages(name: str, config: Config, context: int, weights: int, work: int,
 
 def check_memory(name: str, config: Config, context: int, weights: int, work: int, limit: int) -> None:
     """Refuse a model that cannot stay within a limit."""
-    cache = math.ceil(context / PAGE) * page_bytes(config)
+    cache = _pages(config, context) * page_bytes(config)
     if weights + cache + work > limit:
         raise MemoryLimitError(
             f"{name} needs more memory than the limit",
@@ -48,3 +49,9 @@ def check_memory(name: str, config: Config, context: int, weights: int, work: in
             + (f", {bytes_text(work)} for a step" if work else ""),
             remedy="a smaller context, or a larger limit",
         )
+
+
+def _pages(config: Config, context: int) -> int:
+    """Pages that a sequence of a whole context holds at most."""
+    whole = math.ceil(context / PAGE)
+    return whole if config.window is None else min(whole, pages_in_window(config.window, CHUNK))

@@ -6,8 +6,8 @@ matrix `[out, in]` (or its blocks, `ui8[out, n, bytes]`) per projection, and exp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -176,7 +176,38 @@ def canonical(weights: Weights, config: Config, gguf: bool) -> tuple[Weights, di
             expected=f"those of {config.family}",
             got=", ".join(strange[:6]) + (f" and {len(strange) - 6} more" if len(strange) > 6 else ""),
         )
+    if missing := [ours for ours in _biases(config) if ours not in found]:
+        raise FileError(
+            f"{weights.source}: biases are missing",
+            expected=", ".join(sources(config, gguf)[ours].names[0] for ours in missing[:6]),
+            remedy="download or copy the file again: it may be damaged",
+        )
     return Weights(found, weights.metadata, weights.source), theirs
+
+
+def _biases(config: Config) -> Iterator[str]:
+    """The biases that a model has for sure: the decoder takes them as optional."""
+    if config.norm == "layer":
+        yield "norm.bias"
+    for i, layer in enumerate(config.layers):
+        if config.norm == "layer":
+            yield from (f"layers.{i}.before_attn.bias", f"layers.{i}.before_mlp.bias")
+        yield from (f"layers.{i}.attn.{x}.bias" for x in "qkv" if config.qkv_bias)
+        if config.out_bias:
+            yield f"layers.{i}.attn.o.bias"
+        if config.mlp_bias and layer.experts is None:
+            yield from (f"layers.{i}.mlp.{m}.bias" for m in ("gate", "up", "down")[not config.gated :])
+
+
+def untie(weights: Weights, config: Config) -> Config:
+    """A file may say that embeddings are the output matrix and hold another one all the same: then that one counts."""
+    table = sources(config, False)
+    names = [_present(table[ours].names[0], weights) for ours in ("embed.weight", "head.weight")]
+    if not config.tied or None in names:
+        return config
+    embed, head = (weights.stored(name).load() for name in names if name is not None)
+    same = embed.shape == head.shape and embed.dtype == head.dtype and embed.tobytes() == head.tobytes()
+    return config if same else replace(config, tied=False)
 
 
 def _present(name: str, weights: Weights) -> str | None:

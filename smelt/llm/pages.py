@@ -2,7 +2,8 @@
 
 A full page is known by the hash of all tokens up to its end (a chain, salted by the model), so a sequence that begins
 as another one did takes its pages. Full pages are never written again. A page without references keeps its content
-until the room is needed. No arrays here: `cache` holds them.
+until the room is needed. Where all layers have a window, pages that left it are given back. No arrays here: `cache`
+holds them.
 """
 
 from __future__ import annotations
@@ -19,25 +20,40 @@ from smelt.llm.config import PAGE
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """The pages of one sequence. `length` tokens are written; `chain` are the hashes of its full pages."""
+    """The pages of one sequence. `length` tokens are written; `chain` are the hashes of its full pages. The first
+    `gone` pages left the window: they are given back, and nothing reads what stands for them."""
 
     pages: list[int] = field(default_factory=list)
     length: int = 0
     chain: list[bytes] = field(default_factory=list)
     tail: list[int] = field(default_factory=list)  # tokens of the page that is not full
+    gone: int = 0
 
     @property
     def room(self) -> int:
         """Tokens that the pages could hold in addition."""
         return len(self.pages) * PAGE - self.length
 
+    @property
+    def held(self) -> list[int]:
+        """The pages that it has now."""
+        return self.pages[self.gone :]
+
+
+def pages_in_window(window: int, chunk: int) -> int:
+    """Pages that a sequence holds at most while a step reads `chunk` tokens: the window before the page that the step
+    begins in, that page, and those that it fills."""
+    return -(-(window - 1) // PAGE) + -(-chunk // PAGE) + 2
+
 
 class Pages:
-    """`limit` pages, of which those below `used` have ever been taken."""
+    """`limit` pages, of which those below `used` have ever been taken. `window`: how many keys a query sees, its own
+    included, in every layer."""
 
-    def __init__(self, limit: int, salt: bytes = b"") -> None:
+    def __init__(self, limit: int, salt: bytes = b"", window: int | None = None) -> None:
         assert limit >= 1
         self.limit = limit
+        self.window = window
         self.used = 0
         self._salt = blake2b(salt, digest_size=16).digest()
         self._free: list[int] = []
@@ -66,22 +82,29 @@ class Pages:
     def match(self, tokens: List[int]) -> Sequence:
         """A sequence with the known pages of a prefix; at least one token is left over to compute."""
         found = Sequence()
+        known: list[int | None] = []
+        best = run = 0  # pages of the longest prefix that can go on; known pages in a row
         for at in range(0, len(tokens) - PAGE, PAGE):
-            digest = self._next(found, tokens[at : at + PAGE])
-            page = self._known.get(digest)
-            if page is None:
+            found.chain.append(self._next(found, tokens[at : at + PAGE]))
+            known.append(self._known.get(found.chain[-1]))
+            run = 0 if known[-1] is None else run + 1
+            if run >= len(known) - self.left_window(len(known)):
+                best = len(known)
+            elif self.window is None:
                 break
+        found.gone = self.left_window(best)
+        found.pages = [0 if page is None or i < found.gone else page for i, page in enumerate(known[:best])]
+        found.length = best * PAGE
+        del found.chain[best:]
+        for page in found.held:
             self._hold(page)
-            found.pages.append(page)
-            found.chain.append(digest)
-            found.length += PAGE
         return found
 
     def shared(self, tokens: List[int]) -> tuple[int, int]:
         """The number of pages that `match` would return, and how many of them have no references now."""
         found = self.match(tokens)
-        alone = sum(self._counts[page] == 1 for page in found.pages)
-        count = len(found.pages)
+        alone = sum(self._counts[page] == 1 for page in found.held)
+        count = len(found.held)
         self.free(found)
         return count, alone
 
@@ -105,18 +128,38 @@ class Pages:
             sequence.chain.append(digest)
             if digest not in self._known:  # else another page has the same content already
                 self._known[digest], self._hash[page] = page, digest
+        self._drop_behind(sequence)
+
+    def left_window(self, full: int) -> int:
+        """Pages before the window of the tokens after a number of full pages."""
+        return 0 if self.window is None else max(0, (full * PAGE - self.window + 1) // PAGE)
+
+    def _drop_behind(self, sequence: Sequence) -> None:
+        """Give back the pages that no token after the full pages sees."""
+        for i in range(sequence.gone, self.left_window(len(sequence.chain))):
+            self._drop(sequence.pages[i])
+            sequence.pages[i] = 0
+            sequence.gone = i + 1
+
+    def needed(self, tokens: int, chunk: int) -> int:
+        """Pages that a sequence of so many tokens holds at most, if steps read up to `chunk` of them."""
+        whole = -(-tokens // PAGE)
+        return whole if self.window is None else min(whole, pages_in_window(self.window, chunk))
 
     def fork(self, sequence: Sequence) -> Sequence:
         """Another sequence with the same full pages; the tokens after them are to be computed again."""
         count = len(sequence.chain)
-        for page in sequence.pages[:count]:
+        for page in sequence.pages[sequence.gone : count]:
             self._hold(page)
-        return Sequence(sequence.pages[:count], count * PAGE, sequence.chain[:count])
+        return Sequence(sequence.pages[:count], count * PAGE, sequence.chain[:count], gone=sequence.gone)
 
     def truncate(self, sequence: Sequence, length: int) -> int:
         """Forget the tokens from `length` on, or from the beginning of its page where that is full: full pages are not
-        written again. What is left."""
+        written again. What is left: nothing where the window before it is gone."""
         full = len(sequence.chain)
+        if sequence.gone > self.left_window(min(length // PAGE, full)):
+            self.free(sequence)
+            return 0
         if length < full * PAGE:
             length = length // PAGE * PAGE
             sequence.chain, sequence.tail = sequence.chain[: length // PAGE], []
@@ -130,9 +173,9 @@ class Pages:
         return sequence.length
 
     def free(self, sequence: Sequence) -> None:
-        for page in reversed(sequence.pages):  # so that beginnings stay known for longest
+        for page in reversed(sequence.held):  # so that beginnings stay known for longest
             self._drop(page)
-        sequence.pages, sequence.length, sequence.chain, sequence.tail = [], 0, [], []
+        sequence.pages, sequence.length, sequence.chain, sequence.tail, sequence.gone = [], 0, [], [], 0
 
     def forget(self) -> None:
         """Nothing is known any more: the content is gone."""

@@ -22,10 +22,10 @@ FORMAT = "smelt prompt cache 2"
 
 
 def save(path: Path, tokens: list[int], pool: Pool, model: str) -> int:
-    """Write the known pages that a prompt begins with; how many tokens they hold."""
+    """Write the known pages that a prompt begins with, from the window on; how many tokens need not be computed."""
     sequence = pool.pages.match([*tokens, 0])
     try:
-        content = [pool.read(page) for page in sequence.pages]
+        content = [pool.read(page) for page in sequence.held]
     finally:
         count = sequence.length
         pool.pages.free(sequence)
@@ -53,13 +53,14 @@ def load(path: Path, pool: Pool, config: Config, model: str) -> int:
     count = len(tokens) // PAGE
     if count * PAGE != len(tokens) or not count or tokens.min() < 0 or tokens.max() >= config.v:
         raise ParseError(f"{path}: not whole pages of tokens", got=len(tokens))
-    sizes = pool_sizes(config, count)
+    first = pool.pages.left_window(count)  # pages before it are not in the file
+    sizes = pool_sizes(config, count - first)
     layers = []
     for layer in range(len(config.layers)):
         names = f"keys.{layer}", f"values.{layer}"
         layers.append([_checked(weights, *pair, config.cache.numpy) for pair in zip(names, sizes, strict=True)])
     content = {}
-    for number, digest in enumerate(pool.pages.chain(tokens.tolist())):
+    for number, digest in enumerate(pool.pages.chain(tokens.tolist())[first:]):
         page = pool.pages.adopt(digest)
         if page is not None:
             content[page] = [(keys[number], values[number]) for keys, values in layers]

@@ -11,7 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from smelt.dtype import Array
+from smelt.errors import RunError
 from smelt.llm.pages import Sequence
 from smelt.llm.sample import Choice, Sampler
 from smelt.llm.stops import Stops
@@ -130,6 +133,8 @@ class Request:
 
     def keep(self, rows: Array) -> None:
         """Logits f32[r, v] of the next tokens that are scored, or states f32[r, d]."""
+        if np.isnan(rows).any():
+            raise RunError("the model gave no numbers", got="NaN", remedy="check its weights for NaN and infinity")
         self.kept.append(rows)
         if sum(map(len, self.kept)) == len(self.tokens):
             self.end("length")

@@ -22,20 +22,20 @@ def scaled_rope(
     parameters: Mapping[str, Any],
     base: float,
     part: int,
-    context: int,
+    context: int | None,
     trained: int,
     where: str,
     original: int | None = None,
     interleaved: bool = False,
 ) -> Rope:
     """`context` is how many positions the caller wants, `trained` what the model's configuration promises, `original`
-    the length before an extension where it stands outside of the parameters."""
+    the length before an extension where it stands outside of the parameters, which then counts."""
     fields = Fields(parameters, f"{where}: rope", _HARMLESS)
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     if part < 2 or part % 2:
         fields.refuse("partial_rotary_factor", "an even number of rotated elements", part)
     plain = rope_frequencies(base, part)
-    scale = 1.0
+    scale, most = 1.0, None
     match kind:
         case "default":
             found = plain
@@ -43,15 +43,15 @@ def scaled_rope(
             found = plain / fields.positive("factor")
         case "dynamic":
             fields.positive("factor")
-            if context > trained:
+            if context is not None and context > trained:
                 fields.refuse("dynamic", f"a context of at most {trained}: scaling changes with the length", context)
             found = plain
         case "llama3":
-            found = _llama3(plain, fields)
+            found = _llama3(plain, fields, trained, original)
         case "yarn":
-            found, scale = _yarn(plain, base, part, fields, trained)
+            found, scale = _yarn(plain, base, part, fields, trained, original)
         case "longrope" | "su":
-            found, scale = _longrope(plain, fields, context, trained, original)
+            found, scale, most = _longrope(plain, fields, context, trained, original)
         case _:
             raise UnsupportedError(
                 f"{where}: unknown scaling of rotary positions",
@@ -59,14 +59,15 @@ def scaled_rope(
                 got=kind,
             )
     fields.check_left()
-    return Rope(tuple(float(each) for each in found), scale, interleaved)
+    return Rope(tuple(float(each) for each in found), scale, interleaved, most)
 
 
-def _llama3(plain: Array, fields: Fields) -> Array:
+def _llama3(plain: Array, fields: Fields, trained: int, outside: int | None) -> Array:
     """Long waves are slowed down, short ones stay, and those between are mixed."""
     factor = fields.positive("factor")
     low, high = fields.positive("low_freq_factor"), fields.positive("high_freq_factor")
-    original = fields.positive("original_max_position_embeddings")
+    original = fields.positive("original_max_position_embeddings", trained)
+    original = original if outside is None else outside
     if low >= high:
         fields.refuse("low_freq_factor", f"less than {high}", low)
     waves = 2 * math.pi / plain
@@ -76,8 +77,11 @@ def _llama3(plain: Array, fields: Fields) -> Array:
     return found
 
 
-def _yarn(plain: Array, base: float, part: int, fields: Fields, trained: int) -> tuple[Array, float]:
+def _yarn(
+    plain: Array, base: float, part: int, fields: Fields, trained: int, outside: int | None
+) -> tuple[Array, float]:
     original = fields.positive("original_max_position_embeddings", trained)
+    original = original if outside is None else outside
     factor = fields.positive("factor", trained / original)
     fast, slow = fields.positive("beta_fast", 32), fields.positive("beta_slow", 1)
     mscale, mscale_all = fields.maybe("mscale"), fields.maybe("mscale_all_dim")
@@ -106,8 +110,10 @@ def _mscale(factor: float, times: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * times * math.log(factor) + 1.0
 
 
-def _longrope(plain: Array, fields: Fields, context: int, trained: int, outside: int | None) -> tuple[Array, float]:
-    """Short factors up to the original length, long ones for a longer context."""
+def _longrope(
+    plain: Array, fields: Fields, context: int | None, trained: int, outside: int | None
+) -> tuple[Array, float, int | None]:
+    """Short factors for sequences up to the original length, long ones where the caller wants more."""
     inner = fields.maybe("original_max_position_embeddings")
     original = int(outside or inner or trained)
     if original < 2:
@@ -118,8 +124,9 @@ def _longrope(plain: Array, fields: Fields, context: int, trained: int, outside:
     scale = 1.0 if given is None else given
     if given is None and ratio > 1:
         scale = math.sqrt(1 + math.log(ratio) / math.log(original))
-    chosen = long if context > original else short
+    is_long = context is not None and context > original
+    chosen = long if is_long else short
     numbers = isinstance(chosen, list) and all(type(each) in (int, float) and 0 < each < 1e30 for each in chosen)
     if not numbers or len(chosen) != len(plain):
         fields.refuse("long_factor and short_factor", f"{len(plain)} positive numbers each", chosen)
-    return plain / np.asarray(chosen, np.float64), scale
+    return plain / np.asarray(chosen, np.float64), scale, None if is_long else min(original, trained)

@@ -138,8 +138,8 @@ class Scheduler:
     def _begin(self, request: Request) -> bool:
         """Start a request where the pages for its tokens, and for those of all that began, are there."""
         shared, idle = (0, 0) if request.scores else self.pages.shared(request.tokens)
-        promised = sum(max(0, _pages(len(each.tokens) + 1) - _held(each)) for each in self.running)
-        if self.pages.available - idle < promised + _pages(len(request.tokens) + 1) - shared and self.running:
+        promised = sum(max(0, self._needed(each) - _held(each)) for each in self.running)
+        if self.pages.available - idle < promised + max(0, self._needed(request) - shared) and self.running:
             return False
         request.sequence = self.pages.match([] if request.scores else request.tokens)
         if not request.generated:
@@ -148,6 +148,11 @@ class Scheduler:
         self.running.append(request)
         self.running.sort(key=lambda each: each.number)
         return True
+
+    def _needed(self, request: Request) -> int:
+        """Pages that a request holds at most until its next token is there."""
+        count = len(request.tokens) + 1
+        return self.pages.needed(count, self._most(_pages(count)))
 
     def _give_back(self, request: Request) -> None:
         if request.sequence is not None:
@@ -160,4 +165,4 @@ def _pages(tokens: int) -> int:
 
 
 def _held(request: Request) -> int:
-    return 0 if request.sequence is None else len(request.sequence.pages)
+    return 0 if request.sequence is None else len(request.sequence.held)

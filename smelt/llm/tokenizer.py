@@ -6,13 +6,14 @@ character.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from smelt.errors import FileError, MissingPackageError, ParseError, UnsupportedError
+from smelt.errors import FileError, MissingPackageError, ParseError, SmeltError, UnsupportedError
 
 MAX_FILE = 200_000_000
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # GGUF's kinds of tokens
@@ -49,36 +50,51 @@ class Tokenizer:
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Tokens of a text; with `special` also those that the tokenizer puts before or after it."""
-        try:
-            return list(self._inner.encode(text, add_special_tokens=special).ids)
-        except (Exception, UnicodeEncodeError) as error:
-            raise ParseError(f"{self.source}: the text cannot be encoded", got=error) from None
+        with _refusing(f"{self.source}: the text cannot be encoded"):
+            (found,) = self._inner.encode_batch_fast([text], add_special_tokens=special)
+            return list(found.ids)
 
     def decode(self, ids: Sequence[int], special: bool = False) -> str:
         """The text of tokens; special tokens are left out unless `special`."""
-        found = self._inner.decode(list(ids), skip_special_tokens=not special)
-        return str(found)
+        with _refusing(f"{self.source}: the tokens cannot be decoded"):
+            return str(self._inner.decode(list(ids), skip_special_tokens=not special))
 
     def encode_up_to(self, text: str, most: int) -> list[int]:
         """The same for at most `most` tokens: the text is truncated, special tokens around it stay."""
         package = _package()
         if self._cutting is None or self._cutting[0] != most:
-            copy = package.Tokenizer.from_str(self.to_json())
-            copy.enable_truncation(most)
+            text_of_self = self.to_json()
+            with _refusing(f"{self.source}: no texts of at most {most} tokens"):
+                copy = package.Tokenizer.from_str(text_of_self)
+                copy.enable_truncation(most)
             self._cutting = (most, Tokenizer(copy, self.source))
         return self._cutting[1].encode(text)
 
     def to_json(self) -> str:
         """The tokenizer as the text of a `tokenizer.json`, which neither pads nor truncates."""
         package = _package()
-        copy = package.Tokenizer.from_str(self._inner.to_str())
-        copy.no_padding()
-        copy.no_truncation()
-        return str(copy.to_str())
+        with _refusing(f"{self.source}: the tokenizer cannot be written"):
+            copy = package.Tokenizer.from_str(self._inner.to_str())
+            copy.no_padding()
+            copy.no_truncation()
+            return str(copy.to_str())
 
     def token(self, text: str) -> int | None:
         found = self._inner.token_to_id(text)
         return None if found is None else int(found)
+
+
+@contextmanager
+def _refusing(message: str) -> Iterator[None]:
+    """Exceptions of the package, which raises plain ones and panics of its own, as an error of ours."""
+    try:
+        yield
+    except SmeltError:
+        raise
+    except BaseException as error:
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise ParseError(message, got=error) from None
+        raise
 
 
 class Detokenizer:
@@ -135,13 +151,11 @@ def from_file(path: Path) -> Tokenizer:
 def from_text(text: str, source: str) -> Tokenizer:
     """The tokenizer of a `tokenizer.json`'s text."""
     tokenizers = _package()
-    try:
+    with _refusing(f"{source}: no tokenizer"):
         inner = tokenizers.Tokenizer.from_str(text)
         inner.no_padding()  # what a file says about batches is not for single texts
         inner.no_truncation()
         return Tokenizer(inner, source)
-    except Exception as error:  # the package raises plain Exceptions, and panics of its own
-        raise ParseError(f"{source}: no tokenizer", got=error) from None
 
 
 # ---- GGUF ----
@@ -159,14 +173,10 @@ def from_gguf(metadata: Mapping[str, Any], source: str) -> Tokenizer:
     makers = {"gpt2": _byte_pairs, "llama": _sentence_pieces}
     if kind not in makers:
         raise UnsupportedError(f"{source}: unknown kind of vocabulary", expected=", ".join(makers), got=kind)
-    try:
+    with _refusing(f"{source}: the vocabulary makes no tokenizer"):
         made = makers[kind](metadata, tokens, types, source)
         _add_specials(made, tokens, types)
         _add_ends(made, metadata, tokens)
-    except (FileError, ParseError, UnsupportedError, MissingPackageError):
-        raise
-    except Exception as error:  # the package raises plain Exceptions
-        raise ParseError(f"{source}: the vocabulary makes no tokenizer", got=error) from None
     return Tokenizer(made, source)
 
 

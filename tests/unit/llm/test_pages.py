@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
+
 from smelt.llm.config import PAGE
 from smelt.llm.pages import Pages, Sequence
 from smelt.llm.request import Request
@@ -62,8 +64,9 @@ def test_forks_share_and_truncated_pages_are_not_written_again() -> None:
     assert (pages.held, pages.available) == (0, 16)
 
 
-def test_pages_are_never_lost(seed: int) -> None:
-    dice, pages = Random(seed), Pages(12)
+@pytest.mark.parametrize("window", [None, 1, 5, 64, 65, 150])
+def test_pages_are_never_lost(seed: int, window: int | None) -> None:
+    dice, pages = Random(seed), Pages(12, window=window)
     live: list[Sequence] = []
     for _ in range(600):
         act = dice.random()
@@ -80,12 +83,34 @@ def test_pages_are_never_lost(seed: int) -> None:
             pages.truncate(sequence, dice.randrange(sequence.length + 1))
         elif live:
             pages.free(live.pop(dice.randrange(len(live))))
-        held = {page for sequence in live for page in sequence.pages}
+        for sequence in live:
+            first = 0 if window is None else max(0, sequence.length - window + 1) // PAGE  # that the next token sees
+            assert 0 <= sequence.gone <= first
+            assert sequence.gone >= first - 1
+        held = {page for sequence in live for page in sequence.held}
         assert (pages.held, pages.available) == (len(held), 12 - len(held))
         assert all(sequence.length <= len(sequence.pages) * PAGE for sequence in live)
     for sequence in live:
         pages.free(sequence)
     assert pages.available == 12
+
+
+def test_pages_behind_the_window_are_free_and_a_prefix_goes_on_from_the_window() -> None:
+    pages, tokens = Pages(8, window=PAGE), [i % 7 for i in range(20 * PAGE)]
+    sequence = Sequence()
+    for at in range(0, len(tokens), 50):
+        part = tokens[at : at + 50]
+        assert pages.reserve(sequence, len(part))
+        pages.commit(sequence, part)
+        assert pages.held == len(sequence.held) <= pages.needed(len(tokens), 50) <= 4
+    pages.free(sequence)
+    again = pages.match([*tokens, 1])
+    assert (again.length, again.gone, len(again.held)) == (20 * PAGE, 19, 1)
+    assert pages.shared([*tokens, 1]) == (1, 0)
+    other = pages.fork(again)
+    assert pages.truncate(again, 19 * PAGE) == 0  # what it would see is gone
+    pages.free(other)
+    assert (pages.held, pages.available) == (0, 8)
 
 
 # ---- the scheduler ----
@@ -142,6 +167,19 @@ def test_the_youngest_gives_way_and_all_come_to_an_end() -> None:
     assert scheduler.preempted
     assert requests[0].times["end"] < requests[1].times["end"] < requests[2].times["end"]
     assert (scheduler.pages.held, scheduler.pages.available) == (0, 4)
+
+
+def test_windows_let_long_sequences_run_together() -> None:
+    scheduler = Scheduler(Pages(12, window=PAGE), lambda pages: 100, 8)
+    requests = [request(600, 300), request(10, 500)]
+    for each in requests:
+        scheduler.add(each)
+    seen = 0
+    while parts := advance(scheduler):
+        seen = max(seen, len(parts))
+    assert [each.finish for each in requests] == ["length"] * 2
+    assert (seen, scheduler.preempted) == (2, 0)
+    assert (scheduler.pages.held, scheduler.pages.available) == (0, 12)
 
 
 def test_alternatives_wait_for_the_prompt() -> None:
