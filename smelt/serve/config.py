@@ -22,6 +22,15 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 PREFIX = "SMELT_SERVE_"
 
 
+class StepConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """A step of a pipeline: a model of the server, or a Python function. Its inputs and outputs → names of values."""
+
+    model: str = ""
+    python: str = ""  # FILE.py:FUNCTION
+    inputs: dict[str, str] = {}
+    outputs: dict[str, str] = {}
+
+
 class ModelConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """How one model is loaded and run. The same fields stand in a repository's `config.toml`."""
 
@@ -41,6 +50,7 @@ class ModelConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     warm_up: bool = True
     trusted: bool = False  # run inside the server instead of a sandboxed process of its own
     context: int | None = None  # longest sequence of a language model
+    steps: tuple[StepConfig, ...] = ()  # a pipeline instead of a model
 
     def check(self, where: str) -> ModelConfig:
         least = {"instances": 1, "max_batch": 1, "max_delay_ms": 0, "max_queue": 0}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from smelt.serve.config import NAME, ModelConfig, read_model_config
 from smelt.serve.isolation.remote import RemoteModel, Zygote, is_supported
 from smelt.serve.isolation.remote_queue import RemoteQueue
 from smelt.serve.opening import open_model, warm_up, why_not_batched
+from smelt.serve.pipeline import SUFFIX as PYTHON
+from smelt.serve.pipeline import Pipeline, PipelineQueue, is_pipeline
 from smelt.serve.problems import NotFoundError, RequestError, UnavailableError
 from smelt.serve.queue import Limits, ModelQueue
 from smelt.serve.stats import ModelStats, Sample
@@ -32,7 +34,7 @@ from smelt.stop import Cancel
 log = logging.getLogger("smelt.serve")
 FILES = (*FORMATS, SUFFIX)
 LOADING, READY, UNAVAILABLE = "LOADING", "READY", "UNAVAILABLE"
-TENSOR_MODELS = (LoadedModel, RemoteModel)
+TENSOR_MODELS = (LoadedModel, RemoteModel, Pipeline)
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +49,7 @@ class Version:
     state: str = UNAVAILABLE
     reason: str = "not loaded"
     loaded: Any = None  # LoadedModel, or smelt.llm.LanguageModel
-    queue: ModelQueue | None = None
+    queue: ModelQueue | PipelineQueue | None = None
     stats: ModelStats = field(default_factory=ModelStats)
     batching: str = ""  # why requests do not share calls
     seconds: float = 0.0  # to load
@@ -155,7 +157,7 @@ class Catalogue:
 
     async def load_all(self) -> None:
         """The latest version of every model, one after the other: compiling uses all cores."""
-        for name in list(self._models):
+        for name in sorted(self._models, key=lambda name: self._is_pipeline(name)):  # after the models that they call
             try:
                 await self.load(name)
             except SmeltError as error:
@@ -179,7 +181,10 @@ class Catalogue:
             fresh.state, fresh.reason = LOADING, "loading"
             started = time.perf_counter()
             try:
-                await asyncio.to_thread(_open, fresh, self._zygote)
+                if is_pipeline(fresh.config, fresh.path):
+                    await asyncio.to_thread(_open_pipeline, fresh, self.get)
+                else:
+                    await asyncio.to_thread(_open, fresh, self._zygote)
             except SmeltError as error:
                 fresh.state, fresh.reason = UNAVAILABLE, str(error)
                 raise
@@ -193,6 +198,9 @@ class Catalogue:
             for each in old:
                 self._retire(each)
             return fresh
+
+    def _is_pipeline(self, name: str) -> bool:
+        return any(is_pipeline(each.config, each.path) for each in self._models[name].values())
 
     def _rescan(self, name: str) -> None:
         """Versions that came into the repository, or left it, since the last look."""
@@ -226,7 +234,7 @@ class Catalogue:
         await asyncio.to_thread(self._zygote.close)
 
 
-async def _close(queue: ModelQueue | None, loaded: Any) -> None:
+async def _close(queue: ModelQueue | PipelineQueue | None, loaded: Any) -> None:
     if queue is not None:
         queue.close()
         await queue.drained(60.0)
@@ -244,6 +252,8 @@ def _order(version: Version) -> tuple[int, int, str]:
 def find(config: ModelConfig) -> list[Version]:
     """A model file, a language model, or a repository `name/version/model.*`."""
     path = Path(config.path)
+    if config.steps:
+        return [_version(config, config.name, "1", path)]
     if not path.exists():
         raise FileError("no such file or folder", got=path, remedy="check the path")
     if _is_model(path):
@@ -263,6 +273,8 @@ def _in_folder(config: ModelConfig, folder: Path) -> list[Version]:
     own = folder / "config.toml"
     if own.exists():
         config = read_model_config(own)
+        if config.steps:
+            return [_version(config, config.name or folder.name, "1", folder)]
     name = config.name or folder.name
     if _is_model(folder):
         return [_version(config, name, "1", folder)]
@@ -283,14 +295,14 @@ def _version(config: ModelConfig, name: str, version: str, path: Path) -> Versio
             expected="letters, digits, '.', '_' and '-', at most 128",
             remedy="NAME=PATH",
         )
-    language = path.is_dir() or path.suffix.lower() == ".gguf"
+    language = (path.is_dir() and not config.steps) or path.suffix.lower() == ".gguf"
     return Version(name, version, path, config, language)
 
 
 def _is_model(path: Path) -> bool:
     if path.is_dir():
         return (path / "config.json").is_file()
-    return path.suffix.lower() in (*FILES, ".gguf")
+    return path.suffix.lower() in (*FILES, ".gguf", PYTHON)
 
 
 def _name_of(path: Path) -> str:
@@ -298,6 +310,12 @@ def _name_of(path: Path) -> str:
 
 
 # ---- loading, in a thread ----
+
+
+def _open_pipeline(version: Version, find: Callable[[str], Version]) -> None:
+    made = Pipeline(version.name, version.config, version.path, find)
+    version.loaded, version.batching = made, "a pipeline's models have queues of their own"
+    version.queue = PipelineQueue(made, version.config.max_queue, version.stats.call)
 
 
 def _open(version: Version, zygote: Zygote) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -26,6 +26,7 @@ EXTENSIONS = ["binary_tensor_data", "model_repository", "statistics", "model_con
 HEADER_LENGTH = b"inference-header-content-length"
 BINARY_TYPE = b"application/octet-stream"
 INTERNAL = "smelt_internal_error"
+T = TypeVar("T")
 
 
 class TensorIn(msgspec.Struct):
@@ -48,8 +49,16 @@ class InferRequest(msgspec.Struct):
     outputs: list[TensorOut] = []
 
 
+class IndexAsked(msgspec.Struct):
+    ready: bool = False
+
+
+class LoadAsked(msgspec.Struct):
+    parameters: dict[str, Any] = {}
+
+
 _INFER = msgspec.json.Decoder(InferRequest)
-_OBJECT = msgspec.json.Decoder(dict[str, Any])
+_INDEX, _LOAD = msgspec.json.Decoder(IndexAsked), msgspec.json.Decoder(LoadAsked)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -215,7 +224,7 @@ class Rest:
 
     async def index(self, request: Request) -> Response:
         body = await request.body(1 << 16, self.config.body_timeout)
-        only = _read_options(body).get("ready") is True
+        only = _read_options(_INDEX, body).ready
         rows = [
             {"name": each.name, "version": each.version, "state": each.state, "reason": each.reason}
             for each in self.catalogue.every()
@@ -224,8 +233,8 @@ class Rest:
         return json_response(rows)
 
     async def load(self, request: Request) -> Response:
-        options = _read_options(await request.body(1 << 16, self.config.body_timeout))
-        if options.get("parameters"):
+        options = _read_options(_LOAD, await request.body(1 << 16, self.config.body_timeout))
+        if options.parameters:
             raise RequestError("models are loaded as configured", got="parameters", remedy="change config.toml")
         found = await self.catalogue.load(request.parts[0])
         return json_response({"name": found.name, "version": found.version, "seconds": round(found.seconds, 4)})
@@ -254,8 +263,9 @@ def _proto_type(name: str) -> str:
     return "STRING" if name == "BYTES" else name
 
 
-def _read_options(body: bytes) -> dict[str, Any]:
-    return read_json(_OBJECT, body, "the body") if body.strip() else {}
+def _read_options(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """A body that may be missing: then it has its defaults."""
+    return read_json(decoder, body if body.strip() else b"{}", "the body")
 
 
 def parse(body: bytes, header_length: bytes | None, most: int) -> tuple[InferRequest, dict[str, Array]]:

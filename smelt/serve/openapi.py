@@ -149,14 +149,6 @@ class Loaded(Record):
     seconds: float
 
 
-class IndexAsked(msgspec.Struct):
-    ready: bool = False
-
-
-class LoadAsked(msgspec.Struct):
-    parameters: dict[str, Any] = {}
-
-
 # ---- /api/v1 ----
 
 
@@ -373,8 +365,8 @@ def _operations() -> Sequence[Operation]:
         Operation("get", "/ping", "The same, without a body."),
         *models,
         Operation("get", "/v2/models/stats", "What every model did.", Statistics),
-        Operation("post", "/v2/repository/index", "Models and their states.", list[ModelIndex], IndexAsked, (), False),
-        Operation("post", "/v2/repository/models/{name}/load", "Load a model.", Loaded, LoadAsked, (), False),
+        Operation("post", "/v2/repository/index", "Models and states.", list[ModelIndex], oip.IndexAsked, (), False),
+        Operation("post", "/v2/repository/models/{name}/load", "Load a model.", Loaded, oip.LoadAsked, (), False),
         Operation("post", "/v2/repository/models/{name}/unload", "Unload a model.", Empty, ANYTHING, (), False),
         Operation("get", "/v1/models", "Language models.", OpenAIModels),
         Operation("get", "/v1/models/{name}", "A language model.", OpenAIModel),

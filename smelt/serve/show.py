@@ -13,6 +13,7 @@ from typing import Any
 from smelt.serve.http import Request, Response, Routes, json_response
 from smelt.serve.keys import Keys
 from smelt.serve.models import Catalogue, Version
+from smelt.serve.pipeline import is_pipeline
 from smelt.serve.problems import BusyError, DeadlineError, RequestError
 
 SECONDS = 120.0
@@ -33,8 +34,8 @@ class Show:
         self.keys.check_admin(request.key)
         (name,) = request.parts
         version = self.catalogue.get(name)
-        if version.queue is None:
-            raise RequestError(f"{name} is a language model", expected="a model of tensors")
+        if version.queue is None or is_pipeline(version.config, version.path):
+            raise RequestError(f"{name} is no model of tensors", remedy="one of its models, if it is a pipeline")
         if self._busy:
             raise BusyError("another model is being shown", retry_after=5)
         self._busy = True

@@ -129,7 +129,7 @@ def test_schemathesis_finds_nothing(folder: Path, tmp_path: Path) -> None:
             schema["properties"]["model"] = {"enum": ["tiny", "encoder"]}
     (tmp_path / "openapi.json").write_text(json.dumps(made))
     rows = [f'[[models]]\npath = "{path}"\nengine = "reference"' for path in (DIGITS, folder / "encoder")]
-    rows.append(f'[[models]]\npath = "{folder / "tiny"}"\nengine = "reference"\ncontext = 24')
+    rows.append(f'[[models]]\npath = "{folder / "tiny"}"\ncontext = 24')
     (tmp_path / "server.toml").write_text("\n".join(["admin = true", *rows]))
     server = Server("--config", str(tmp_path / "server.toml"))
     try:
