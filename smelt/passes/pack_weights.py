@@ -28,14 +28,14 @@ LEAST, FEWEST = 8, 32  # output rows and columns, channels: Winograd gains nothi
 MANY = 512  # output pixels, for a kernel that changes
 
 
-def pack_rules(width: int) -> list[Rule]:
-    """The rules that pack right operands into panels of `width` columns."""
+def pack_rules(width: int, *, winograd: bool = True) -> list[Rule]:
+    """The rules that pack right operands into panels of `width` columns; `winograd`: 3 × 3 convolutions by Winograd."""
 
     def dot(m: Match) -> Value | None:
         return _pack_dot(m, width)
 
     def convolution(m: Match) -> Value | None:
-        return _pack_convolution(m, width)
+        return _pack_convolution(m, width, winograd)
 
     return [
         Rule(op("stablehlo.dot_general", "x", "y"), dot, "a GEMM reads packed B panels"),
@@ -70,7 +70,7 @@ def _stored_narrow(m: Match, rhs: Value) -> Value:
     return narrow if str(narrow.shape.dtype) in NARROW and _is_weight(m, narrow) else rhs
 
 
-def _pack_convolution(m: Match, width: int) -> Value | None:
+def _pack_convolution(m: Match, width: int, winograd: bool) -> Value | None:
     """Convolutions of padded NHWC feature maps. A depthwise convolution is no GEMM: its weights are not packed."""
     maps, kernel, attrs = m["x"], m["y"], m.op.attrs
     rank, layout = m.shape.rank, _layout(m, width)
@@ -87,7 +87,7 @@ def _pack_convolution(m: Match, width: int) -> Value | None:
     if depth == 1 < groups == features:
         kernel = _reshape(m, kernel, Shape.of(kernel.shape.dtype, (*window, features)))
         return m.build.op("smelt.depthwise_conv", maps, kernel, result=m.shape, **taps).result
-    if _suits_winograd(m, kernel, tuple(window), (*strides, *dilations, groups)):
+    if winograd and _suits_winograd(m, kernel, tuple(window), (*strides, *dilations, groups)):
         return _winograd(m, maps, kernel, width)
     shared = features // groups
     matrix = _reshape(m, kernel, Shape.of(kernel.shape.dtype, (product(window) * depth, groups, shared)))

@@ -137,9 +137,10 @@ def passes(
     def fuse_quantise(edit: Edit) -> int:
         return rewrite(edit, FUSE_QUANTISE)
 
+    pack = pack_rules(width, winograd=target is None or target.kind == "cpu")
     packed = (
         Pass("channels_last", per_function(channels_last), "convolve feature maps in NHWC layout"),
-        Pass("pack_weights", rules(pack_rules(width)), "pack the B operands of GEMMs and convolutions into panels"),
+        Pass("pack_weights", rules(pack), "pack the B operands of GEMMs and convolutions into panels"),
         Pass("hoist_loop_invariants", hoist_loop_invariants, "move loop-invariant work in front of the loop"),
     )
     fused = (

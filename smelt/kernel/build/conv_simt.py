@@ -1,4 +1,4 @@
-"""Convolution on a GPU: an implicit GEMM of pixels × output channels, without an im2col buffer.
+"""Convolution on a GPU: an implicit GEMM of pixels × output channels, without an im2col buffer; depthwise convolution.
 
 A block takes the next pixels of all feature maps of a batch, whatever their rows. Where each one's window begins is
 computed once, into shared memory.
@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from smelt.dim import Size, ceildiv, product
-from smelt.dtype import i64
+from smelt.dtype import f32, i64
 from smelt.ir.core import Op
+from smelt.ir.ops.packed import taps_of
 from smelt.kernel.build.conv import Window, with_rows
 from smelt.kernel.build.gemm import Columns, panel_slice
 from smelt.kernel.build.gemm_simt import TILE_ROWS, Tiled, at_most, form_on_gpu
@@ -56,6 +59,22 @@ def packed_conv(nest: Nest, op: Op, output: Output) -> None:
             return (sample, *kept, add(scale(group, share), column))
 
         tile.store(nest, op, output, form.total, index)
+
+
+@simt_sink("smelt.depthwise_conv")
+def depthwise_conv(nest: Nest, op: Op, output: Output) -> None:
+    """One thread for each element: neighbours read neighbouring channels."""
+    maps, kernel = op.operands
+    *window, _ = tensor(kernel).sizes
+    taps = taps_of({**op.attrs, "window": window})
+    with nest.loops(tensor(op.result).sizes) as (sample, *at, channel):
+        total: Expr = Number(0.0, f32)
+        for tap in np.ndindex(*taps.window):
+            steps = zip(at, taps.strides, tap, taps.dilations, strict=True)
+            place = [add(scale(each, stride), number * hole) for each, stride, number, hole in steps]
+            factor = nest.pull(kernel, (*map(Number, tap), channel))
+            total = nest.apply("fma", factor, nest.pull(maps, (sample, *place, channel)), total, dtype=f32)
+        output.finish(nest, op, (sample, *at, channel), total)
 
 
 def _pixel(nest: Nest, number: Expr, sizes: Sequence[Size]) -> tuple[Expr, ...]:

@@ -94,6 +94,7 @@ class _Fusion:
 
     def plan(self) -> Plan:
         func = self.func
+        self.materialised.expands = self.target.kind == "cpu"
         for arg in func.args:
             self.stored[arg] = self._buffer(tensor(arg), "argument")
         names = symbols_in_order(*(size for arg in func.args for size in tensor(arg).sizes))

@@ -91,6 +91,7 @@ class Materialised:
     views: dict[Value, View] = field(default_factory=dict)  # values inside a larger buffer
     containers: dict[Value, Value] = field(default_factory=dict)  # the value that owns this buffer
     parts: dict[Op, list[Part]] = field(default_factory=dict)  # operands that are computed in place
+    expands: bool = True  # expand + depthwise are fused: rows stay in a core's cache
     expanded: dict[Value, ExpandedImage] = field(
         default_factory=dict
     )  # images that a depthwise convolution computes in bands
@@ -144,7 +145,7 @@ class Materialised:
 
     def _leave_expanded(self, op: Op, users: Users) -> None:
         """Leave an expanded image to its depthwise convolution, if that can compute it in bands."""
-        if op.name == "smelt.depthwise_conv" and (image := find_expansion(op, users)) is not None:
+        if self.expands and op.name == "smelt.depthwise_conv" and (image := find_expansion(op, users)) is not None:
             self.expanded[op.operands[0]] = image
             self.inside |= image.inside
 
