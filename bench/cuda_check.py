@@ -86,7 +86,7 @@ def kernel_seconds(program: str, array: Any, weights: dict[str, Any] | None = No
 
 
 def dot_text(rows: int, depth: int, columns: int, element: str) -> str:
-    """A product by weights, which are packed when they are bound."""
+    """A GEMM whose weights are packed when they are bound."""
     a, b = f"tensor<{rows}x{depth}x{element}>", f"tensor<{depth}x{columns}x{element}>"
     result = f"tensor<{rows}x{columns}xf32>"
     return f"""func.func @main(%x: {a}, %w: {b} {{smelt.weight = "w"}}) -> {result} {{
