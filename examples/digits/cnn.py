@@ -1,15 +1,18 @@
 # ruff: noqa: F722  # shapes are no forward references
 """A convolutional network for handwritten digits, trained from a fixed seed with `smelt.train`.
 
-    python examples/digits/cnn.py [--epochs 14] [--engine native] [--checkpoint run.safetensors]
+    python examples/digits/cnn.py [--epochs 14] [--engine native] [--checkpoint run.safetensors] [--resume]
+        [--log FOLDER] [--output digits_cnn.onnx] [--debug-nans]
 
-In: scikit-learn's digits, 8 x 8 pixels. Out: how many of the test images are right; with a checkpoint, a run that can
-be stopped and resumed to the same bits.
+In: scikit-learn's digits, 8 x 8 pixels. Out: how many of the test images are right. Ctrl-C saves the checkpoint, and
+`--resume` goes on from it to the same bits. A log holds TensorBoard's events and curves; `--output` is a file for the
+trained model (.onnx, .mlir, .safetensors).
 """
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import numpy as np
 
@@ -61,24 +64,34 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=14)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--engine", default="auto")
-    parser.add_argument("--checkpoint")
+    parser.add_argument("--checkpoint", type=Path)
+    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint")
+    parser.add_argument("--log", type=Path, help="a folder for TensorBoard's events and curves")
+    parser.add_argument("--output", type=Path, help="a file for the trained model: .onnx, .mlir or .safetensors")
+    parser.add_argument("--debug-nans", action="store_true", help="stop at the first nan, and name what made it")
     options = parser.parse_args()
+    if options.checkpoint is not None and options.checkpoint.exists() and not options.resume:
+        parser.error(f"{options.checkpoint} is there already: --resume goes on from it")
     images, labels, test_images, test_labels = read_digits()
     size = options.batch
     steps = options.epochs * -(-len(images) // size)
     shapes = f"f32[b={size}, c=1, y=8, x=8]", f"i32[b={size}]", f"f32[b={size}]"
     start = build(Digits, draw_weights(np.random.default_rng(1)))
     optimiser = train.adamw(train.cosine(4e-3, steps, warmup=20), weight_decay=1e-4)
-    trainer = train.Trainer(loss, start, optimiser, *shapes, engine=options.engine)
+    trainer = train.Trainer(loss, start, optimiser, *shapes, engine=options.engine, debug_nans=options.debug_nans)
     trainer.fit(
         (images, labels),
         epochs=options.epochs,
         batch=size,
         seed=1,
         checkpoint=options.checkpoint,
+        log=options.log,
         report=lambda epoch, mean: print(f"epoch {epoch + 1}: loss {mean:.4f}"),
     )
-    logits = trainer.parameters.forward(smelt.tensor(test_images, "b c y x")).numpy()
+    model = trainer.parameters
+    if options.output is not None:
+        smelt.export(model.forward, options.output)
+    logits = model.forward(smelt.tensor(test_images, "b c y x")).numpy()
     right = int((logits.argmax(1) == test_labels).sum())
     print(f"{right} of {len(test_labels)} test images are right ({100 * right / len(test_labels):.1f} %)")
 

@@ -10,6 +10,8 @@ from smelt.train.ctc import ctc
 from smelt.train.curves import draw_curves
 from smelt.train.data import batches, prefetch
 from smelt.train.events import EventFile
+from smelt.train.imported import Imported
+from smelt.train.lora import adapt, lora
 from smelt.train.losses import binary_cross_entropy, contrastive, cross_entropy, huber, mse, triplet
 from smelt.train.matrices import adafactor, muon
 from smelt.train.metrics import accuracy, confusion, f1, perplexity, top_k_accuracy
@@ -19,12 +21,14 @@ from smelt.train.trainer import Trainer
 
 __all__ = [
     "EventFile",
+    "Imported",
     "Optimiser",
     "Trainer",
     "accuracy",
     "adafactor",
     "adam",
     "adamw",
+    "adapt",
     "average",
     "batches",
     "binary_cross_entropy",
@@ -39,6 +43,7 @@ __all__ = [
     "huber",
     "linear",
     "lion",
+    "lora",
     "mse",
     "muon",
     "one_cycle",

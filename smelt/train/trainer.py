@@ -41,7 +41,8 @@ class Trainer:
 
     `loss(parameters, *batch)` gives a scalar tensor; `parameters` is any structure of tensors with data; `batch` are
     the shapes of a batch, such as "f32[b=32, d=64]". The step is compiled once: it takes the state and a batch, and
-    gives the loss and the next state in the memory of the last one.
+    gives the loss and the next state in the memory of the last one. Tensors in `frozen` are not trained: the loss takes
+    them after the parameters, in their own structure.
 
     >>> import smelt
     >>> from smelt.train import mse, sgd
@@ -62,6 +63,7 @@ class Trainer:
         device: str = "auto",
         engine: str = "auto",
         debug_nans: bool = False,
+        frozen: Any = None,
     ) -> None:
         found = dict(leaves(parameters, _is_tensor))
         if not found:
@@ -77,22 +79,28 @@ class Trainer:
         first = {"parameters": flat, "optimiser": optimiser.init(flat)}
         realize(*(value for _, value in leaves(first, _is_tensor)))
 
-        def advance(state: Any, *given: Tensor) -> tuple[Tensor, Any]:
+        still = {path or "frozen": value for path, value in leaves(frozen, _is_tensor)}
+        realize(*still.values())
+
+        def advance(state: Any, fixed: Any, *given: Tensor) -> tuple[Tensor, Any]:
             def of(flat: Any) -> Tensor:
-                return loss(self._rebuild(flat), *given)
+                kept = iter(fixed.values())
+                more = () if frozen is None else (map_leaves(frozen, _is_tensor, lambda _: next(kept), tied=False),)
+                return loss(self._rebuild(flat), *more, *given)
 
             value, slopes = value_and_grad(of)(state["parameters"])
             moved, after = optimiser.update(slopes, state["optimiser"], state["parameters"])
             return value, {"parameters": moved, "optimiser": after}
 
         self.progress = Progress()
-        self._step = compile(advance, first, *batch, donate="state", device=device, engine=engine)
+        self._step: Any = compile(advance, first, still, *batch, donate="state", device=device, engine=engine)
+        self._frozen = {path: value.numpy() for path, value in still.items()}
         self._state: Any = map_leaves(first, _is_tensor, lambda value: value.numpy().copy(), tied=False)
 
     def step(self, *batch: Array) -> float:
         """One step on a batch; gives the loss before it."""
         before = {path: array.copy() for path, array in self._arrays().items()} if self._debug_nans else {}
-        value, self._state = self._step(self._state, *batch)
+        value, self._state = self._step(self._state, self._frozen, *batch)
         loss = float(value.numpy())
         if self._debug_nans:
             broken = [path for path, array in self._arrays().items() if not _is_finite(array)]
@@ -106,7 +114,7 @@ class Trainer:
         """Run the step again on the reference, and name the first tensor that is not finite."""
         program = self._step.program
         names = [port.name for port in signature_of(program.main).inputs]
-        arrays = [*before.values(), *(np.asarray(each) for each in batch)]
+        arrays = [*before.values(), *self._frozen.values(), *(np.asarray(each) for each in batch)]
         culprit = find_nan(program, names, arrays)
         wrong = (
             f"the loss of step {self.steps - 1} is {loss}"

@@ -18,11 +18,13 @@ from smelt.ir.core import Program
 from smelt.ir.text import print_program
 from smelt.ir.text.bytecode import write_bytecode
 from smelt.model import read
+from smelt.passes.lift_weights import lift_weights
 from smelt.read import safetensors
 from smelt.structure import leaves
 from smelt.tensor.core import Tensor
 from smelt.tensor.jit.compile import compile
 from smelt.tensor.record import is_known
+from smelt.weights import Weights
 from smelt.write import onnx
 
 SUFFIXES = {"onnx": ".onnx", "mlir": ".mlir", "mlirbc": ".mlirbc", "safetensors": ".safetensors"}
@@ -82,6 +84,8 @@ def export_program(
 ) -> Exported:
     """The same for a program. The weights of StableHLO go to a safetensors file beside it."""
     path = Path(path)
+    if path.suffix == ".onnx" and isinstance(weights, Weights):
+        program = lift_weights(program, weights)  # small weights keep their names, too
     names = [port.name for port in signature_of(program.main).weights]
     _check(path, names, weights)
     match path.suffix:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,9 @@ import pytest
 
 import smelt
 from smelt import Tensor, train
+from smelt.tensor.model import build, parameters_of
 
+DIGITS = Path(str(files("smelt") / "assets" / "digits.onnx"))
 Array = np.ndarray
 RNG = np.random.default_rng(8)
 MATRIX, VECTOR = RNG.normal(size=(3, 4)), RNG.normal(size=5)
@@ -253,3 +257,62 @@ def test_metrics_agree_with_scikit_learn():
     kept = weights > 0
     weighted = train.confusion(smelt.tensor(predicted, "b"), y, 5, smelt.tensor(weights, "b")).numpy()
     np.testing.assert_array_equal(weighted, metrics.confusion_matrix(labels[kept], predicted[kept], labels=range(5)))
+
+
+def test_adapters_change_nothing_until_they_are_trained_and_the_model_stays():
+    class Net(smelt.Model):
+        first, second = smelt.nn.Linear(d=3, f=4), smelt.nn.Linear(f=4, d=3)
+
+        def __call__(self, x: Tensor) -> Tensor:
+            return self.second(self.first(x).tanh())
+
+    shapes = {name: spec.shape.numbers() for name, spec in parameters_of(Net).items()}
+    net = build(Net, {name: RNG.normal(size=sizes).astype(np.float32) for name, sizes in shapes.items()})
+    adapters = train.lora(net, 2, lambda path: path.startswith("first"))
+    assert list(adapters) == ["first.weight"]  # a bias is no matrix
+    x, y = (RNG.normal(size=(8, 3)).astype(np.float32) for _ in range(2))
+    given = smelt.tensor(x, "b d")
+    np.testing.assert_array_equal(train.adapt(net, adapters)(given).numpy(), net(given).numpy())
+
+    def loss(adapters: Any, net: Net, x: Tensor, y: Tensor) -> Tensor:
+        return train.mse(train.adapt(net, adapters, 0.5)(x), y)
+
+    before = net.first.weight.numpy().copy()
+    shape = "f32[b=8, d=3]"
+    trainer = train.Trainer(loss, adapters, train.adam(0.05), shape, shape, engine="reference", frozen=net)
+    losses = [trainer.step(x, y) for _ in range(8)]
+    assert losses[-1] < losses[0]
+    found = trainer.parameters
+    np.testing.assert_array_equal(net.first.weight.numpy(), before)
+    delta = found["first.weight"]["up"].numpy() @ found["first.weight"]["down"].numpy()
+    changed = train.adapt(net, found, 0.5).first.weight
+    np.testing.assert_allclose(changed.numpy(), before + 0.5 * delta, rtol=1e-5, atol=1e-6)
+    with pytest.raises(smelt.SmeltError, match="no matrix of the model was chosen"):
+        train.lora(net, 2, lambda path: False)
+
+
+def test_an_imported_program_is_a_function_of_tensors():
+    """Its results are those of the engine, and its gradients those of finite differences."""
+    program, weights = smelt.read(DIGITS)
+    model = train.Imported(program, weights)
+    held: Any = model.weights
+    assert sorted(held) == ["b1", "b2", "b3", "w1", "w2", "w3"]  # small ones, too, which the reader folds
+    x = RNG.random((3, 64)).astype(np.float32)
+    found = model(held, smelt.tensor(x))["probabilities"]
+    np.testing.assert_allclose(found.numpy(), smelt.load(DIGITS, engine="reference")(x)["probabilities"], rtol=1e-5)
+
+    def loss(held: Any) -> Tensor:
+        return -model(held, smelt.tensor(x))["probabilities"][0, 3].log()
+
+    slope = smelt.grad(loss)(held)["b2"].numpy()
+    at = int(np.abs(slope).argmax())
+    sides = []
+    for step in (1e-2, -1e-2):
+        moved = held["b2"].numpy().copy()
+        moved[at] += step
+        sides.append(loss({**held, "b2": smelt.tensor(moved)}).item())
+    np.testing.assert_allclose(slope[at], (sides[0] - sides[1]) / 2e-2, rtol=2e-2)
+    with pytest.raises(smelt.SmeltError, match="in order"):
+        model(held)
+    with pytest.raises(smelt.SmeltError, match="no weight 'w1'"):
+        model({name: value for name, value in held.items() if name != "w1"}, smelt.tensor(x))

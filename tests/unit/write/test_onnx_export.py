@@ -50,6 +50,7 @@ def test_a_model_with_a_dynamic_dimension_keeps_its_names(tmp_path: Path, capsys
     graph = onnx.load(path).graph
     assert [(port.name, port.type.tensor_type.shape.dim[0].dim_param) for port in graph.input] == [("pixels", "batch")]
     assert [port.name for port in graph.output] == ["probabilities"]
+    assert {tensor.name for tensor in graph.initializer} >= {"w1", "b1", "w2", "b2", "w3", "b3"}
     assert {"Softmax", "Relu", "MatMul"} <= {node.op_type for node in graph.node}
     theirs, ours = session(DIGITS), session(path)
     for rows in (1, 5):
