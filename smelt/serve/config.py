@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from smelt.buffer import parse_bytes
 from smelt.errors import FileError, UnsupportedError
 from smelt.files import read_bytes
 
@@ -83,6 +84,7 @@ class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     models: list[ModelConfig] = []
     keys: list[KeyConfig] = []
     admin: bool = False  # loading and unloading by request without keys; with keys only keys with `admin` may
+    memory_budget: str | int | None = None  # for all models at once; what was not used for longest is unloaded
     max_body: int = 64 << 20  # bytes, decompressed
     max_elements: int = 1 << 26  # of one tensor
     body_timeout: float = 30.0  # seconds for a request to arrive
@@ -97,6 +99,11 @@ class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     log: str = "text"  # or "json"
     access_log: bool = False  # a line for every request, not only for those that fail
     metrics: bool = True
+
+    @property
+    def budget(self) -> int | None:
+        """`memory_budget` in bytes."""
+        return None if self.memory_budget is None else parse_bytes(self.memory_budget, "memory_budget")
 
     def check(self, where: str) -> Config:
         for field in ("port", "grpc_port"):
@@ -115,6 +122,8 @@ class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         for key in self.keys:
             if not re.fullmatch(r"[0-9a-f]{64}", key.sha256):
                 raise _wrong(where, f"key {key.name}", "the SHA-256 of the key, 64 hexadecimal digits", key.sha256)
+        if self.memory_budget is not None:
+            parse_bytes(self.memory_budget, "memory_budget")
         for model in self.models:
             model.check(where)
         return self

@@ -18,7 +18,7 @@ from smelt.serve.grpc_messages import DATA_TYPES, messages
 from smelt.serve.http import Request
 from smelt.serve.keys import Keys
 from smelt.serve.oip import EXTENSIONS, Outcome, Service
-from smelt.serve.problems import NotFoundError, RequestError, UnavailableError, status_of
+from smelt.serve.problems import NotFoundError, RequestError, status_of
 from smelt.serve.tensors import check_shape, from_bytes
 from smelt.version import __version__
 
@@ -125,21 +125,17 @@ class GrpcFront:
         return _M["ServerReadyResponse"](ready=self.catalogue.ready)
 
     async def model_ready(self, message: Any) -> Any:
-        try:
-            self.catalogue.get(message.name, message.version)
-        except UnavailableError:
-            return _M["ModelReadyResponse"](ready=False)
-        return _M["ModelReadyResponse"](ready=True)
+        return _M["ModelReadyResponse"](ready=self.catalogue.pick(message.name, message.version).callable)
 
     async def server_metadata(self, message: Any) -> Any:
         return _M["ServerMetadataResponse"](name="smelt", version=__version__, extensions=EXTENSIONS)
 
     async def model_metadata(self, message: Any) -> Any:
-        found = self.catalogue.get(message.name, message.version)
+        found = await self.catalogue.demand(message.name, message.version)
         return _M["ModelMetadataResponse"](**found.metadata(self.catalogue.versions(found.name)))
 
     async def model_config(self, message: Any) -> Any:
-        found = self.catalogue.get(message.name, message.version)
+        found = await self.catalogue.demand(message.name, message.version)
         meta = found.metadata([])
         ports = {
             key: [

@@ -17,10 +17,11 @@ from smelt.errors import FileError, SmeltError, UnsupportedError
 from smelt.llm.stored import LANGUAGE
 from smelt.model import FORMATS, LoadedModel
 from smelt.run.load import SUFFIX, has_file
+from smelt.serve.budget import Budget, estimate, measure
 from smelt.serve.config import NAME, ModelConfig, read_model_config
 from smelt.serve.isolation.remote import RemoteModel, Zygote, is_supported
 from smelt.serve.isolation.remote_queue import RemoteQueue
-from smelt.serve.opening import open_model, warm_up, why_not_batched
+from smelt.serve.opening import held_bytes, open_model, warm_up, why_not_batched
 from smelt.serve.pipeline import SUFFIX as PYTHON
 from smelt.serve.pipeline import Pipeline, PipelineQueue, is_pipeline
 from smelt.serve.problems import NotFoundError, RequestError, UnavailableError
@@ -34,6 +35,7 @@ from smelt.stop import Cancel
 log = logging.getLogger("smelt.serve")
 FILES = (*FORMATS, SUFFIX)
 LOADING, READY, UNAVAILABLE = "LOADING", "READY", "UNAVAILABLE"
+ON_DEMAND = "it is loaded when it is asked for"
 TENSOR_MODELS = (LoadedModel, RemoteModel, Pipeline)
 
 
@@ -54,6 +56,9 @@ class Version:
     batching: str = ""  # why requests do not share calls
     seconds: float = 0.0  # to load
     active: int = 0  # running answers of a language model
+    bytes: int = 0  # of memory, while it is loaded
+    used: float = 0.0  # when it was last asked for, on `monotonic`
+    on_demand: bool = False  # not loaded, to save memory; the next request loads it
 
     @property
     def inputs(self) -> tuple[Port, ...]:
@@ -68,6 +73,19 @@ class Version:
         """Whether it runs in a process of its own."""
         return not (self.language or self.config.trusted) and is_supported()
 
+    @property
+    def callable(self) -> bool:
+        """Whether a request is answered: now, or after loading."""
+        return self.state == READY or self.on_demand
+
+    def estimate(self) -> int:
+        """Bytes that it will take; a pipeline has no weights of its own."""
+        return 0 if is_pipeline(self.config, self.path) else estimate(self.path)
+
+    @property
+    def idle(self) -> bool:
+        return not self.active and (self.queue is None or not (self.queue.waiting or self.queue.running))
+
     def metadata(self, versions: list[str]) -> dict[str, Any]:
         """The protocol's model metadata."""
         platform = "smelt_language_model" if self.language else f"smelt_{self.loaded.engine}"
@@ -81,10 +99,11 @@ class Version:
         }
 
     def sample(self) -> Sample:
-        memory = getattr(self.loaded, "memory", None)
-        held = memory.bound + memory.constants + memory.arenas + memory.scratch if memory is not None else 0
         waiting, running = (self.queue.waiting, self.queue.running) if self.queue else (0, self.active)
-        return Sample(self.name, self.version, self.stats, self.language, waiting, running, int(held))
+        held = self.loaded.loaded.memory if isinstance(self.loaded, RemoteModel) else held_bytes(self.loaded)
+        worker = self.loaded.pss if isinstance(self.loaded, RemoteModel) else None
+        restarts = self.queue.restarts if isinstance(self.queue, RemoteQueue) else 0
+        return Sample(self.name, self.version, self.stats, self.language, waiting, running, held, worker, restarts)
 
 
 def _describe(port: Port) -> dict[str, Any]:
@@ -96,12 +115,14 @@ def _describe(port: Port) -> dict[str, Any]:
 class Catalogue:
     """Every model that was named, by name and version. All methods run on the event loop; loading in threads."""
 
-    def __init__(self, models: Iterable[ModelConfig]) -> None:
+    def __init__(self, models: Iterable[ModelConfig], memory_budget: int | None = None) -> None:
         self._sources = list(models)
         self._models: dict[str, dict[str, Version]] = {}
         self._busy: dict[str, asyncio.Lock] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._zygote = Zygote()
+        self._budget, self._room = Budget(memory_budget), asyncio.Lock()
+        self._fetching: dict[Version, asyncio.Task[object]] = {}
         for version in self._scan():
             versions = self._models.setdefault(version.name, {})
             if version.version in versions:
@@ -124,21 +145,47 @@ class Catalogue:
     def every(self) -> list[Version]:
         return [version for versions in self._models.values() for version in versions.values()]
 
-    def get(self, name: str, version: str = "") -> Version:
-        """A model that can be called now; without a version the latest that is ready."""
+    def pick(self, name: str, version: str = "") -> Version:
+        """A version of a model; without a number the latest that can be called."""
         versions = self._models.get(name)
         if versions is None or (version and version not in versions):
             label = f"{name} version {version}" if version else name
             raise NotFoundError(f"no model {label!r}", expected=", ".join(sorted(self._models)))
         if version:
-            found = versions[version]
-        else:
-            ready = [each for each in versions.values() if each.state == READY]
-            found = max(ready or versions.values(), key=_order)
+            return versions[version]
+        return max([each for each in versions.values() if each.callable] or versions.values(), key=_order)
+
+    def get(self, name: str, version: str = "") -> Version:
+        """A model that can be called now. One that was unloaded to save memory is loaded in the meantime."""
+        found = self.pick(name, version)
+        found.used = time.monotonic()
         if found.state != READY:
-            retry = 1.0 if found.state == LOADING else None
+            if found.on_demand:
+                self._fetch(found)
+            retry = 1.0 if found.on_demand or found.state == LOADING else None
             raise UnavailableError(f"{name} is not ready: {found.reason or found.state.lower()}", retry_after=retry)
         return found
+
+    async def demand(self, name: str, version: str = "") -> Version:
+        """The same, but wait for a model that was unloaded to save memory."""
+        found = self.pick(name, version)
+        if found.state != READY and found.on_demand:
+            await asyncio.shield(self._fetch(found))  # others may wait for it, too
+        return self.get(name, version)
+
+    def _fetch(self, version: Version) -> asyncio.Task[object]:
+        """Load a model that a request wants; once for all who wait."""
+        task = self._fetching.get(version)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self.load(version.name, version.version))
+            task.add_done_callback(lambda done: self._fetched(version, done))
+            self._fetching[version] = task
+        return task
+
+    def _fetched(self, version: Version, done: asyncio.Task[object]) -> None:
+        del self._fetching[version]
+        if not done.cancelled() and done.exception() is not None:
+            log.error("%s: %s", version.name, done.exception())
 
     def known(self, name: str) -> dict[str, Version]:
         if name not in self._models:
@@ -146,18 +193,23 @@ class Catalogue:
         return self._models[name]
 
     def versions(self, name: str) -> list[str]:
-        return sorted(version for version, each in self._models[name].items() if each.state == READY)
+        return sorted(version for version, each in self._models[name].items() if each.callable)
 
     @property
     def ready(self) -> bool:
         """Whether every model that should be there can be called in some version."""
-        return all(any(each.state == READY for each in versions.values()) for versions in self._models.values())
+        return all(any(each.callable for each in versions.values()) for versions in self._models.values())
 
     # ---- loading and unloading ----
 
     async def load_all(self) -> None:
-        """The latest version of every model, one after the other: compiling uses all cores."""
+        """The latest version of every model, one after the other: compiling uses all cores. What has no room within the
+        memory budget is loaded when it is asked for."""
         for name in sorted(self._models, key=lambda name: self._is_pipeline(name)):  # after the models that they call
+            latest = max(self._models[name].values(), key=_order)
+            if self._excess(latest.estimate()) > 0 and any(each.state == READY for each in self.every()):
+                latest.on_demand, latest.reason = True, ON_DEMAND
+                continue
             try:
                 await self.load(name)
             except SmeltError as error:
@@ -178,6 +230,12 @@ class Catalogue:
                 old.append(wanted)
             else:
                 fresh = wanted
+            try:
+                await self._make_room(fresh)
+            except SmeltError as error:
+                if not fresh.on_demand:
+                    fresh.reason = str(error)
+                raise
             fresh.state, fresh.reason = LOADING, "loading"
             started = time.perf_counter()
             try:
@@ -186,21 +244,54 @@ class Catalogue:
                 else:
                     await asyncio.to_thread(_open, fresh, self._zygote)
             except SmeltError as error:
-                fresh.state, fresh.reason = UNAVAILABLE, str(error)
+                fresh.state, fresh.reason, fresh.on_demand, fresh.bytes = UNAVAILABLE, str(error), False, 0
                 raise
             except Exception as error:  # a bug of ours must not end the server
                 log.exception("%s could not be loaded", name)
                 fresh.state, fresh.reason = UNAVAILABLE, f"{type(error).__name__}: {error}"
+                fresh.on_demand, fresh.bytes = False, 0
                 raise UnavailableError(f"{name} could not be loaded: {fresh.reason}") from error
             fresh.seconds = time.perf_counter() - started
-            fresh.state, fresh.reason = READY, ""
+            fresh.state, fresh.reason, fresh.on_demand, fresh.used = READY, "", False, time.monotonic()
             versions[fresh.version] = fresh
             for each in old:
                 self._retire(each)
+            await self._measure([fresh])
             return fresh
 
     def _is_pipeline(self, name: str) -> bool:
         return any(is_pipeline(each.config, each.path) for each in self._models[name].values())
+
+    # ---- the memory budget ----
+
+    def _excess(self, needed: int) -> int:
+        return self._budget.excess((each.bytes for each in self.every()), needed)
+
+    async def _measure(self, versions: Iterable[Version]) -> None:
+        if self._budget.limit is not None:
+            for each in versions:
+                if each.state == READY:
+                    each.bytes = await asyncio.to_thread(measure, each.loaded, each.estimate())
+
+    async def _make_room(self, wanted: Version) -> None:
+        """Unload what was not used for longest until a model fits; what runs a request stays."""
+        if self._budget.limit is None:
+            return
+        needed = max(wanted.bytes, await asyncio.to_thread(wanted.estimate))
+        self._budget.check_alone(wanted.name, needed)
+        async with self._room:
+            await self._measure(self.every())
+            while self._excess(needed) > 0:
+                idle = [v for v in self.every() if v.state == READY and v.idle and v.name != wanted.name]
+                if not idle:
+                    raise UnavailableError(
+                        f"there is no memory for {wanted.name} now: all others are in use", retry_after=1
+                    )
+                victim = min(idle, key=lambda each: each.used)
+                log.info("%s makes room for %s", victim.name, wanted.name)
+                await asyncio.wait((self._retire(victim),))
+                victim.on_demand, victim.reason = True, ON_DEMAND
+            wanted.bytes = needed
 
     def _rescan(self, name: str) -> None:
         """Versions that came into the repository, or left it, since the last look."""
@@ -213,16 +304,18 @@ class Catalogue:
 
     async def unload(self, name: str) -> None:
         for version in self.known(name).values():
+            version.on_demand = False
             if version.state == READY:
                 self._retire(version)
 
-    def _retire(self, version: Version) -> None:
+    def _retire(self, version: Version) -> asyncio.Task[None]:
         """Close what a version holds once its requests have ended. The version itself may be loaded again at once."""
         task = asyncio.get_running_loop().create_task(_close(version.queue, version.loaded))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
         version.queue = version.loaded = None
-        version.state, version.reason = UNAVAILABLE, "unloaded"
+        version.state, version.reason, version.bytes = UNAVAILABLE, "unloaded", 0
+        return task
 
     async def close(self, seconds: float) -> None:
         """Drain every queue."""
@@ -320,7 +413,7 @@ def _open_pipeline(version: Version, find: Callable[[str], Version]) -> None:
 
 def _open(version: Version, zygote: Zygote) -> None:
     config = version.config
-    if version.path.suffix.lower() == SUFFIX:
+    if version.path.suffix.lower() == SUFFIX and not version.isolated:
         version.language = has_file(version.path, LANGUAGE)
     if version.language:
         version.loaded = llm.load(

@@ -86,7 +86,7 @@ class Service:
         request: Request | None = None,
     ) -> Outcome:
         """Run a model. `started`: when the request came, on `perf_counter`. The client's leaving cancels the call."""
-        found = self.catalogue.get(name, version)
+        found = await self.catalogue.demand(name, version)
         if found.queue is None:
             raise RequestError(f"{name} is a language model", remedy="POST /v1/chat/completions, or /v1/completions")
         stats = found.stats
@@ -172,14 +172,13 @@ class Rest:
         return json_response({"ready": ready}, 200 if ready else 503)
 
     async def model(self, request: Request) -> Response:
-        found = self.catalogue.get(*request.parts)
+        found = await self.catalogue.demand(*request.parts)
         return json_response(found.metadata(self.catalogue.versions(found.name)))
 
     async def model_ready(self, request: Request) -> Response:
-        try:
-            found = self.catalogue.get(*request.parts)
-        except UnavailableError as error:
-            return json_response({"name": request.parts[0], "ready": False, "reason": error.message}, 503)
+        found = self.catalogue.pick(*request.parts)
+        if not found.callable:
+            return json_response({"name": found.name, "ready": False, "reason": found.reason}, 503)
         return json_response({"name": found.name, "ready": True})
 
     async def stats(self, request: Request) -> Response:
@@ -195,7 +194,7 @@ class Rest:
         return json_response({"model_stats": rows})
 
     async def model_config(self, request: Request) -> Response:
-        found = self.catalogue.get(*request.parts)
+        found = await self.catalogue.demand(*request.parts)
         config = found.config
         meta = found.metadata(self.catalogue.versions(found.name))
         ports = {

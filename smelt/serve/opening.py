@@ -6,9 +6,11 @@ import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from smelt.device.api import Memory
 from smelt.device.runtime import limit_this_thread
 from smelt.dtype import Array
 from smelt.engine.sample import default_sizes, random_array, sample_inputs
@@ -35,6 +37,12 @@ def open_model(path: Path, config: ModelConfig) -> LoadedModel:
     )
     _check_types(model)
     return model
+
+
+def held_bytes(model: Any) -> int:
+    """Bytes that a model's weights, constants and calls hold, as its engine counts them; 0 where it does not."""
+    memory = getattr(model, "memory", None)
+    return memory.bound + memory.constants + memory.arenas + memory.scratch if isinstance(memory, Memory) else 0
 
 
 def _check_types(model: LoadedModel) -> None:

@@ -28,7 +28,7 @@ def serve(config: Config, quiet: bool = False) -> None:
     """Serve until SIGTERM or Ctrl-C; then finish what was accepted."""
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
     log.setLevel(logging.WARNING if quiet else logging.INFO)
-    catalogue = Catalogue(config.models)
+    catalogue = Catalogue(config.models, config.budget)
     listener = _listen(config.host, config.port)
     try:
         with contextlib.suppress(KeyboardInterrupt):

@@ -118,6 +118,8 @@ class Sample:
     waiting: int
     running: int
     bytes: int
+    worker: int | None = None  # bytes of its worker process (PSS); None: it runs inside the server
+    restarts: int = 0  # of its worker process
 
     @property
     def labels(self) -> str:
@@ -156,6 +158,19 @@ def prometheus(samples: Sequence[Sample]) -> str:
     }
     for name, (about, read_sample) in gauges.items():
         metric(name, "gauge", about, (f"{name}{{{each.labels}}} {read_sample(each)}" for each in samples))
+    workers = [each for each in samples if each.worker is not None]
+    metric(
+        "smelt_worker_memory_bytes",
+        "gauge",
+        "memory of a worker process, shared pages in parts",
+        (f"smelt_worker_memory_bytes{{{each.labels}}} {each.worker}" for each in workers),
+    )
+    metric(
+        "smelt_worker_restarts",
+        "counter",
+        "worker processes that ended and were started again",
+        (f"smelt_worker_restarts{{{each.labels}}} {each.restarts}" for each in workers),
+    )
     for name, (about, pick) in _HISTOGRAMS.items():
         metric(
             name, "histogram", about, (line for each in samples for line in pick(each.stats).lines(name, each.labels))

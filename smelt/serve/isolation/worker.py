@@ -19,13 +19,15 @@ from smelt.bundle.record import signature_record
 from smelt.device.runtime import limit_this_thread
 from smelt.dtype import Array
 from smelt.engine_api import Signature
-from smelt.errors import SmeltError
+from smelt.errors import SmeltError, UnsupportedError
+from smelt.llm.stored import LANGUAGE
 from smelt.model import LoadedModel
+from smelt.run.load import SUFFIX, has_file
 from smelt.serve.config import ModelConfig
 from smelt.serve.isolation import sandbox
 from smelt.serve.isolation.channel import HELLO, Call, Cancelled, Channel, ClosedError, Failed, Ready
 from smelt.serve.isolation.compiler import ask_compiler
-from smelt.serve.opening import open_model, warm_up
+from smelt.serve.opening import held_bytes, open_model, warm_up
 from smelt.serve.queue import INLINE
 from smelt.stop import Cancel
 
@@ -75,6 +77,12 @@ def run(given: Any, sockets: list[socket.socket]) -> None:
 def _load(setup: WorkerSetup, layers: list[str]) -> tuple[LoadedModel, Loaded]:
     started = time.perf_counter()
     path, config = Path(setup.path), setup.config
+    if path.suffix.lower() == SUFFIX and has_file(path, LANGUAGE):
+        raise UnsupportedError(
+            "a bundle of a language model is not isolated: its code would run inside the server",
+            got=path,
+            remedy="`trusted = true` for this model, or --trusted, if you trust who made it",
+        )
     model = open_model(path, config)
     inputs, times = warm_up(setup.name, path, config, model) if config.warm_up else ({}, [])
     ports = Signature(model.signature.inputs, model.signature.outputs, model.optional)
@@ -84,7 +92,7 @@ def _load(setup: WorkerSetup, layers: list[str]) -> tuple[LoadedModel, Loaded]:
         signature_record(ports),
         model.provenance,
         dict(model.metadata),
-        getattr(model.memory, "total", 0),
+        held_bytes(model),
         sum(array.nbytes for array in inputs.values()),
         times,
         time.perf_counter() - started,
@@ -138,7 +146,9 @@ class _Worker:
         if self._cancelled:
             if call.number in self._cancelled:
                 token.cancel()
-            self._cancelled -= {number for number in self._cancelled if number < call.number - RECENT}
+            for number in list(self._cancelled):  # a copy: the other thread adds to it
+                if number < call.number - RECENT:
+                    self._cancelled.discard(number)
         try:
             inputs = channel.tensors(call.tensors, copy=False)
             outputs = self._call(inputs, call.timeout, token)

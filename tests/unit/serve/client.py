@@ -72,7 +72,7 @@ class Client:
 def serving(*models: ModelConfig, **settings: Any) -> Iterator[Client]:
     """An application with these models loaded."""
     config = Config(models=list(models), **settings).check("the test")
-    client = Client(App(Catalogue(config.models), config))
+    client = Client(App(Catalogue(config.models, config.budget), config))
     client.run(client.app.catalogue.load_all())
     try:
         yield client
