@@ -107,7 +107,8 @@ def _limited(run: Any) -> str:
 
 
 def _environment() -> Any:
-    from jinja2 import TemplateError
+    from jinja2 import TemplateError, nodes
+    from jinja2.ext import Extension
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Environment(ImmutableSandboxedEnvironment):
@@ -129,9 +130,17 @@ def _environment() -> Any:
             first, _, rest = str(super()._generate(*args, **keywords)).partition("\n")
             return f"{first}\nconcat, str_join, markup_join = environment.joins\n{rest}"
 
-    environment = Environment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"], finalize=_checked
-    )
+    class Generation(Extension):
+        """`{% generation %}` marks what the model says, for training; its inside is rendered as it is."""
+
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+    extensions = ["jinja2.ext.loopcontrols", Generation]
+    environment = Environment(trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=_checked)
 
     def refuse(message: str) -> None:
         raise TemplateError(message)

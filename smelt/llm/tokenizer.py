@@ -6,6 +6,7 @@ character.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any
 import numpy as np
 
 from smelt.errors import FileError, MissingPackageError, ParseError, SmeltError, UnsupportedError
+
+log = logging.getLogger("smelt")
 
 MAX_FILE = 200_000_000
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # GGUF's kinds of tokens
@@ -24,16 +27,36 @@ _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
 _QWEN2 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}"
-# GGUF's `tokenizer.ggml.pre` → how texts are split before byte pairs are merged; a tuple splits one after the other
-SPLITS: dict[str, tuple[str, ...]] = {
-    "gpt-2": (_GPT2,),
-    "smollm": (r"\p{N}", _GPT2),
-    "llama-bpe": (_LLAMA3,),
-    "llama3": (_LLAMA3,),
-    "smaug-bpe": (_LLAMA3,),
-    "qwen2": (_QWEN2,),
-    "default": (_GPT2,),
-}
+_MARKED = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = (rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+", rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*")
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
+_DEEPSEEK = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}"
+)
+# How texts are split before byte pairs are merged, and the values of GGUF's `tokenizer.ggml.pre` that say so; several
+# patterns split one after the other.
+_WAYS: tuple[tuple[tuple[str, ...], str], ...] = (
+    ((_GPT2,), "gpt-2 phi-2 mpt olmo jais exaone4 mellum modern-bert gigachat a.x-4.0 trillion granite-docling"),
+    ((r"\p{N}", _GPT2), "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2"),
+    ((_LLAMA3,), "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 smaug-bpe dbrx"),
+    ((_QWEN2,), "qwen2 deepseek-r1-qwen stablelm2 megrez hunyuan kormo f2llmv2 solar-open grok-2"),
+    ((f"{_MARKED}|{_SPACES}",), "qwen35"),
+    ((rf"{'|'.join(_CASED)}|\p{{N}}|{_SIGNS}|{_SPACES}",), "tekken"),
+    (
+        (rf"{'|'.join(f'{each}{_CONTRACTIONS}?' for each in _CASED)}|\p{{N}}{{1,3}}|{_SIGNS}|{_SPACES}",),
+        "gpt-4o llama4 kanana2",
+    ),
+    ((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+", r"\p{N}"), "deepseek-coder"),
+    ((r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", _DEEPSEEK), "deepseek-v3 hunyuan-dense"),
+    ((r"[\p{P}$+<=>^~|`]+", _GPT2, "[0-9][0-9][0-9]"), "falcon"),
+    ((r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"), "default"),
+)
+SPLITS: dict[str, tuple[str, ...]] = {name: patterns for patterns, names in _WAYS for name in names.split()}
+# Where a word that is a token stays one, whatever merges say.
+_WHOLE = frozenset(["llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken"])
 
 
 class Tokenizer:
@@ -196,12 +219,14 @@ def _merges(metadata: Mapping[str, Any], source: str) -> list[tuple[str, str]]:
 def _byte_pairs(metadata: Mapping[str, Any], tokens: list[str], types: list[int], source: str) -> Any:
     """Byte pairs over bytes that are spelt as characters, GPT-2's way."""
     tokenizers = _package()
-    pre = metadata.get("tokenizer.ggml.pre", "default")
-    if pre not in SPLITS:
+    pre = metadata.get("tokenizer.ggml.pre")
+    if pre is None:
+        log.warning("%s does not say how texts are split (tokenizer.ggml.pre): tokens may differ", source)
+        pre = "default"
+    if not isinstance(pre, str) or pre not in SPLITS:
         raise UnsupportedError(f"{source}: unknown way to split texts", expected=", ".join(SPLITS), got=pre)
     vocab = _vocabulary(tokens)
-    whole = pre in ("llama-bpe", "llama3", "smaug-bpe")  # a word that is a token stays one
-    model = tokenizers.models.BPE(vocab=vocab, merges=_merges(metadata, source), ignore_merges=whole)
+    model = tokenizers.models.BPE(vocab=vocab, merges=_merges(metadata, source), ignore_merges=pre in _WHOLE)
     made = tokenizers.Tokenizer(model)
     *first, last = SPLITS[pre]
     split = tokenizers.pre_tokenizers.Split

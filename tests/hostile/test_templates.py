@@ -86,6 +86,11 @@ def test_hostile_templates_end_in_an_error(message: str, template: str, monkeypa
     assert sys.gettrace() is None
 
 
+def test_marks_for_training_are_rendered_as_they_are() -> None:
+    template = "{% set x = 1 %}{% generation %}{% set x = 2 %}a{{ messages[0].content }}{% endgeneration %}{{ x }}"
+    assert render(template, [{"role": "user", "content": "b"}]) == "ab1"
+
+
 def test_messages_without_a_role_are_refused() -> None:
     for wrong in (["hello"], [{"content": "x"}], [{"role": 1}]):
         with pytest.raises(SmeltError, match="role"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from smelt.errors import ParseError, SmeltError
-from smelt.llm.tokenizer import Detokenizer, Tokenizer, from_file, from_gguf
+from smelt.llm.tokenizer import SPLITS, Detokenizer, Tokenizer, from_file, from_gguf
 from smelt.read import gguf
 from tests.llm_checkpoints import SMOLLM2, random_text, smollm2_file
 from tests.llm_gguf import write_vocabulary
@@ -82,6 +83,67 @@ def test_smollm2_strings_are_those_of_its_tokenizer() -> None:
     for talk in record["talks"]:
         assert ours.encode(talk["text"], special=False) == talk["tokens"]
         assert ours.decode(talk["tokens"], special=True) == talk["text"]
+
+
+# ---- byte pairs ----
+
+
+@pytest.fixture(scope="module")
+def pairs() -> dict[str, Any]:
+    """A small vocabulary of byte pairs, as a GGUF file has it."""
+    package = pytest.importorskip("tokenizers")
+    made = package.Tokenizer(package.models.BPE())
+    made.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = package.pre_tokenizers.ByteLevel.alphabet()
+    trainer = package.trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet, show_progress=False)
+    dice = Random(5)
+    made.train_from_iterator([random_text(dice) for _ in range(200)] + [WORDS] * 20, trainer)
+    model = json.loads(made.to_str())["model"]
+    merges = [" ".join(each) if isinstance(each, list) else each for each in model["merges"]]
+    tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    return {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.merges": merges, "": made}
+
+
+def test_gpt2s_byte_pairs_are_those_of_the_package(pairs: dict[str, Any], seed: int) -> None:
+    ours, dice = from_gguf({**pairs, "tokenizer.ggml.pre": "gpt-2"}, "test"), Random(seed)
+    for text in (random_text(dice) for _ in range(500)):
+        assert ours.encode(text) == pairs[""].encode(text).ids, text
+
+
+@pytest.mark.parametrize("pre", sorted(set(SPLITS)))
+def test_no_way_to_split_loses_text(pairs: dict[str, Any], pre: str, seed: int) -> None:
+    ours, dice = from_gguf({**pairs, "tokenizer.ggml.pre": pre}, "test"), Random(seed)
+    for text in (random_text(dice) for _ in range(40)):
+        want = unicodedata.normalize("NFC", text) if pre == "qwen2" else text
+        assert ours.decode(ours.encode(text)) == want
+
+
+@pytest.mark.parametrize(
+    ("pre", "text", "parts"),
+    [
+        ("qwen2", "x1234 don't", ["x", "1", "2", "3", "4", " don", "'t"]),
+        ("llama-bpe", "x1234 DON'T", ["x", "123", "4", " DON", "'T"]),
+        ("smollm", "x 12 y", ["x", " ", "1", "2", " y"]),
+        ("tekken", "fooBar12 a/\n", ["foo", "Bar", "1", "2", " a", "/\n"]),
+        ("gpt-4o", "fooBar's 1234", ["foo", "Bar's", " ", "123", "4"]),
+        ("deepseek-v3", "a.b 1234中x", ["a", ".b", " ", "123", "4", "中", "x"]),
+        ("falcon", "a=b 12345", ["a", "=", "b", " ", "123", "45"]),
+        ("qwen35", "ก\u0e34 1", ["ก\u0e34", " ", "1"]),
+    ],
+)
+def test_texts_are_split_as_the_file_says(pre: str, text: str, parts: list[str]) -> None:
+    package = pytest.importorskip("tokenizers")
+    found = [text]
+    for pattern in SPLITS[pre]:
+        split = package.pre_tokenizers.Split(package.Regex(pattern), "isolated")
+        found = [each for part in found for each, _ in split.pre_tokenize_str(part)]
+    assert found == parts
+
+
+def test_a_file_that_does_not_say_how_texts_are_split(pairs: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("WARNING", "smelt"):
+        from_gguf(pairs, "test")
+    assert "tokenizer.ggml.pre" in caplog.text
 
 
 def stream(tokenizer: Tokenizer, ids: list[int]) -> str:
