@@ -20,7 +20,7 @@ from smelt.engine.store import store_weights
 from smelt.errors import SmeltError
 from smelt.files import check_folder
 from smelt.llm.checkpoint import is_checkpoint
-from smelt.llm.checkpoint_model import to_stored as language_to_stored
+from smelt.llm.to_bundle import to_stored as language_to_stored
 from smelt.model import store_broadcasting
 from smelt.passes.independent_rows import describe_batching
 from smelt.passes.quantise import with_precision

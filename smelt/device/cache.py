@@ -89,6 +89,15 @@ class Cache(Frozen):
                         return file, entry
         return None
 
+    def read(self, key: str) -> bytes | None:
+        """The content of a key's entry."""
+        found = self.open(key)
+        if found is None:
+            return None
+        with os.fdopen(found[0], "rb") as file:
+            file.seek(0)  # it was read to check its digest
+            return file.read()
+
     def put(self, key: str, made: Path) -> Path | None:
         """Store a file under a key and return its path.
 

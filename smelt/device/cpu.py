@@ -159,11 +159,9 @@ def build_bytes(source: Sequence[str], *extra: str) -> bytes:
 
     work = _Work.of(source, target(), extra)
     store = kept.default()
-    found = store.open(work.key)
+    found = store.read(work.key)
     if found is not None:
-        with os.fdopen(found[0], "rb") as file:
-            file.seek(0)  # it was read to check its digest
-            return file.read()
+        return found
     with work.run(store.folder) as scratch:
         made = Path(scratch) / LIBRARY
         store.put(work.key, made)
@@ -185,10 +183,13 @@ def compile_to(path: Path, source: str | Sequence[str], *extra: str, processor: 
 
 
 def compile_bytes(source: str | Sequence[str], *extra: str, processor: Target) -> bytes:
-    """The same as bytes."""
+    """The same as bytes; what is in the cache already is not compiled again."""
     import tempfile
     from pathlib import Path
 
+    found = kept.default().read(_Work.of(source, processor, extra).key)
+    if found is not None:
+        return found
     with tempfile.TemporaryDirectory(prefix="smelt-bundle-") as folder:
         made = Path(folder) / "code.so"
         compile_to(made, source, *extra, processor=processor)

@@ -22,6 +22,7 @@ from smelt.dtype import bf16, f32, i8, ui8
 from smelt.engine.compile import (
     FUNCTIONS,
     NAME,
+    Build,
     ProgramPlan,
     build_library,
     build_plan,
@@ -94,6 +95,25 @@ def store_program(program: Program, target: Target, bound: Arrays | None, target
         return None if bound is None else _on_host(bound)
 
     return _store(program, targets or default_targets(program, device_of(target)), bind)
+
+
+def store_build(build: Build) -> StoredModel:
+    """A compiled program as it is, without weights: for this processor, and not to be compiled again elsewhere."""
+    plan, tile = build.plan, tile_shape(build.plan.target)
+    main, prepare = make_entries(plan, NAME)
+    library = device_of(plan.target).compile(split_source(build.source), plan.target)  # it is in the cache
+    variant = Variant(
+        (tile.rows, tile.columns, tile.lanes),
+        bytes,
+        main,
+        tuple(_array(constant) for constant in plan.main[0].constants),
+        prepare,
+        tuple(_array(constant) for constant in (plan.prepare[0].constants if plan.prepare else ())),
+        None,
+        (Code("native", plan.target.as_json(), partial(bytes, library)),),
+    )
+    program = StoredProgram(plan.signature, plan.kernels, (variant,), {})
+    return StoredModel("model", plan.signature, (program,), ())
 
 
 def _on_host(arrays: Arrays) -> Arrays:

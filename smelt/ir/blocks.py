@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from smelt.dtype import Array
+from smelt.errors import UnsupportedError
 from smelt.frozen import Frozen
 
 X = TypeVar("X")
@@ -292,3 +293,19 @@ def decode(row: Block, blocks: Array) -> Array:
 def packed_bytes(row: Block, sizes: tuple[int, ...]) -> int:
     """The bytes of a tensor whose rows are whole blocks."""
     return math.prod(sizes) // row.length * row.bytes
+
+
+# ---- activations ----
+
+PRECISIONS = ("f32", "q8")  # of activations that block-quantised weights multiply
+
+
+def check_precision(precision: str) -> str:
+    if precision not in PRECISIONS:
+        raise UnsupportedError(
+            "unknown precision of activations",
+            expected=", ".join(PRECISIONS),
+            got=precision,
+            remedy='precision="q8" rounds them to 8 bits, precision="f32" keeps them',
+        )
+    return precision

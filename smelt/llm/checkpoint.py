@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,16 +21,17 @@ from smelt.dtype import DType, dtype
 from smelt.errors import FileError, ParseError, UnsupportedError
 from smelt.ir.blocks import Block
 from smelt.llm.config import CACHES, Config
-from smelt.llm.encoder import is_encoder
-from smelt.llm.families import read_config, token_ids
+from smelt.llm.families import is_encoder, read_config, token_ids
 from smelt.llm.gguf_config import config_of
-from smelt.llm.layers import Formats
 from smelt.llm.names import canonical, untie
 from smelt.llm.pooling import Pooling
 from smelt.llm.sentence_files import read_pooling
 from smelt.llm.tokenizer import Tokenizer, from_file, from_gguf
 from smelt.read import checkpoint, gguf
 from smelt.weights import Weights
+
+if TYPE_CHECKING:
+    from smelt.llm.layers import Formats
 
 MAX_JSON = 100_000_000
 MAX_TEMPLATE = 1 << 20

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import cast
 
-from smelt.bundle.stored import StoredModel
-from smelt.engine import platform as platform_of
-from smelt.engine.compile import mark_donated
-from smelt.engine.footprint import Budget
-from smelt.engine.store import store_weights
-from smelt.errors import UnsupportedError
-from smelt.ir.blocks import Block
+from smelt.buffer import parse_bytes
+from smelt.callable_package import call_later
+from smelt.device.registry import find_device
+from smelt.ir.blocks import Block, check_precision
 from smelt.llm import checkpoint as files
-from smelt.llm.batch import CHUNK
+from smelt.llm import step_cache
+from smelt.llm.batch import CHUNK, Stepping
 from smelt.llm.cache import Pool
 from smelt.llm.checkpoint import Checkpoint
 from smelt.llm.config import PAGE
-from smelt.llm.embedding import load_encoder
 from smelt.llm.engine import SEQUENCES, Engine
 from smelt.llm.language_model import LanguageModel
 from smelt.llm.memory import check_memory, check_sequences, choose_context, plan_pages
-from smelt.llm.step import choose_precision, compile_step, make_step
-from smelt.llm.stored import stored_files
-from smelt.passes.lower_blocks import check_precision
+from smelt.llm.native_step import NativeStep
+
+# What compiles is imported when it is called: a step may be in the cache.
+find_platform = call_later("smelt.engine", "platform")
+load_encoder = call_later("smelt.llm.embedding", "load_encoder")
+make_step, store_step = (call_later("smelt.llm.step", name) for name in ("make_step", "store_step"))
 
 
 def load(
@@ -42,40 +42,45 @@ def load(
     if (said := files.encoder_config(path)) is not None:
         check_precision(precision or "f32")
         return cast(LanguageModel, load_encoder(Path(path), said, device, engine, context))
-    precision = check_precision(precision or choose_precision(device, engine))
+    precision = check_precision(precision or _choose_precision(device, engine))
     found = files.open(path, context)
-    found = found.with_cache(cache or _cache_type(found, precision))
+    found = found.with_cache(cache or cache_type(found, precision))
     wanted = choose_context(found.config, context)
     check_sequences(sequences)
-    budget = Budget.of(memory_limit, None)
-    limit = None if budget is None else budget.bytes
+    limit = None if memory_limit is None else parse_bytes(memory_limit, "memory_limit")
     weights = _weight_bytes(found, precision)
     if limit is not None:
         check_memory(found.path.name, found.config, wanted, weights, 0, limit)
-    step = make_step(found, device, engine, precision)
+    step = _make_step(found, device, engine, precision)
     work = 0 if limit is None else step.memory(CHUNK, sequences, sequences, -(-wanted // PAGE))
     pages = plan_pages(found.path.name, found.config, wanted, weights, work, limit)
     pool = Pool(found.config, step.put, pages, str(found.path.resolve()).encode())
     return LanguageModel(found, step, Engine(step, pool, sequences), wanted)
 
 
-def to_stored(
-    path: str | Path, targets: Sequence[str], precision: str | None = None, cache: str | None = None
-) -> tuple[StoredModel, int]:
-    """What a bundle of a model holds, with code for any targets, and the bytes of the checkpoint's weights."""
-    if files.encoder_config(path) is not None:
-        raise UnsupportedError(f"{path} is an encoder, which has no bundle", remedy="load the folder itself")
-    precision = check_precision(precision or "q8")
-    found = files.open(path)
-    found = found.with_cache(cache or _cache_type(found, precision))
-    traced = compile_step(found, platform_of(engine="reference"), precision)
-    program = mark_donated(traced.program, traced.donated)
-    stored = store_weights(program, found.weights, targets)
-    beside = stored_files(found, precision)
-    return stored.replace(name=found.name, provenance=found.provenance(), files=beside), found.nbytes
+def _is_native(device: str, engine: str) -> bool:
+    """Whether these names mean the native engine on this processor, where it can compile."""
+    return device in ("auto", "cpu") and engine in ("auto", "native") and find_device().missing() is None
 
 
-def _cache_type(checkpoint: Checkpoint, precision: str) -> str:
+def _choose_precision(device: str, engine: str) -> str:
+    """The default for GEMMs of block-quantised weights: the native engine has kernels for the blocks themselves."""
+    if _is_native(device, engine):
+        return "q8"
+    return "q8" if find_platform(device, engine).engine.name == "native" else "f32"
+
+
+def _make_step(checkpoint: Checkpoint, device: str, engine: str, precision: str) -> Stepping:
+    """The step with its weights: from the cache of compiled programs, else compiled now."""
+    if _is_native(device, engine) and (key := step_cache.key_of(checkpoint, precision)) is not None:
+        found = step_cache.find(key, partial(store_step, checkpoint, precision))
+        if found is not None:
+            return NativeStep(found.prepare(checkpoint.weights), precision, "native on cpu")
+    made: Stepping = make_step(checkpoint, device, engine, precision)
+    return made
+
+
+def cache_type(checkpoint: Checkpoint, precision: str) -> str:
     """The default: f16 where products round activations to 8 bits, which is far coarser."""
     return (
         "f16" if precision == "q8" and any(isinstance(each, Block) for each in checkpoint.formats.values()) else "f32"

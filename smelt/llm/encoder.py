@@ -13,7 +13,7 @@ from typing import Any
 from smelt.dtype import DType, i32
 from smelt.errors import FileError, UnsupportedError
 from smelt.llm.config import Fields
-from smelt.llm.families import HARMLESS
+from smelt.llm.families import ENCODERS, HARMLESS
 from smelt.llm.layers import Formats, Linear, Matrix, Norm
 from smelt.tensor import nn
 from smelt.tensor.core import Tensor
@@ -22,7 +22,6 @@ from smelt.tensor.ops.elementwise import outer
 from smelt.tensor.ops.move import arange
 from smelt.weights import Stored, Weights
 
-FAMILIES = {"bert": 0, "roberta": 1, "xlm-roberta": 1}  # model_type → whether positions begin behind the padding token
 _IGNORED = ("position_ids", "pooler.", "cls.", "lm_head.", "classifier.")
 _NAMES = {
     "embed.weight": "embeddings.word_embeddings.weight",
@@ -63,21 +62,16 @@ class EncoderConfig:
         return self.positions - self.first
 
 
-def is_encoder(config: Mapping[str, Any]) -> bool:
-    """Whether a configuration is one of an encoder that is known."""
-    return config.get("model_type") in FAMILIES
-
-
 def read_encoder(config: Mapping[str, Any], where: str) -> EncoderConfig:
     fields = Fields(
         config, where, HARMLESS | {"hidden_dropout_prob", "attention_probs_dropout_prob", "gradient_checkpointing"}
     )
     family = fields.text("model_type")
-    if family not in FAMILIES:
-        raise UnsupportedError(f"{where}: unknown encoder", expected=", ".join(FAMILIES), got=family)
+    if family not in ENCODERS:
+        raise UnsupportedError(f"{where}: unknown encoder", expected=", ".join(ENCODERS), got=family)
     fields.expect("position_embedding_type", "absolute")
     fields.expect("tie_word_embeddings", True, False)
-    padding = fields.any("pad_token_id", FAMILIES[family])
+    padding = fields.any("pad_token_id", ENCODERS[family])
     d, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
     if d % heads or type(padding) is not int or padding < 0:
         fields.refuse("num_attention_heads, pad_token_id", f"heads that divide {d}, and a token", (heads, padding))
@@ -89,7 +83,7 @@ def read_encoder(config: Mapping[str, Any], where: str) -> EncoderConfig:
         heads,
         fields.size("vocab_size"),
         fields.size("max_position_embeddings", 512),
-        padding + 1 if FAMILIES[family] else 0,
+        padding + 1 if ENCODERS[family] else 0,
         fields.size("type_vocab_size", 2),
         fields.positive("layer_norm_eps", 1e-12),
         fields.text("hidden_act", "gelu"),

@@ -14,6 +14,7 @@ from smelt.errors import UnsupportedError
 from smelt.llm.config import MAX_LAYERS, Config, Experts, Fields, Layer, Rope
 from smelt.llm.rope import scaled_rope
 
+ENCODERS = {"bert": 0, "roberta": 1, "xlm-roberta": 1}  # model_type → whether positions begin behind the padding token
 # Fields that do not change the computation of inference.
 _HARMLESS = """
 _name_or_path _attn_implementation architectures attention_dropout attn_pdrop auto_map begin_suppress_tokens
@@ -448,3 +449,8 @@ def _windows(family: Family, fields: Fields, count: int) -> list[int | None]:
     if type(size) is not int or size < 1:
         fields.refuse("sliding_window", "a whole number", size)
     return [size if slide else None for slide in slides]
+
+
+def is_encoder(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration is one of an encoder that is known."""
+    return config.get("model_type") in ENCODERS

@@ -6,13 +6,22 @@ there every size is rounded up to a power of two and the padding is neither writ
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from smelt.buffer import HostBuffer
+from smelt.bundle.stored import StoredModel
+from smelt.device.api import Arrays
+from smelt.device.registry import find_device
 from smelt.dtype import Array
 from smelt.engine import platform as platform_of
+from smelt.engine.compile import Build, compile_program, mark_donated
+from smelt.engine.native import NativeEngine
+from smelt.engine.store import store_build, store_program
 from smelt.engine_api import Placing, Platform
 from smelt.ir.core import Program
+from smelt.llm import step_cache
 from smelt.llm.batch import CHUNK, Batch, Pools, Stepping
 from smelt.llm.checkpoint import Checkpoint
 from smelt.llm.config import PAGE, Config
@@ -27,19 +36,35 @@ from smelt.tensor.jit.executable import Executable
 GATHERED = 1 << 28  # bytes of keys and values that an engine without a paged kernel may gather for a step
 
 
-def choose_precision(device: str, engine: str) -> str:
-    """The default for GEMMs of block-quantised weights: the native engine has kernels for the blocks themselves."""
-    return "q8" if platform_of(device, engine).engine.name == "native" else "f32"
-
-
 def make_step(checkpoint: Checkpoint, device: str, engine: str, precision: str) -> Stepping:
     """A decoder compiled and with its weights bound, on a platform. One thread calls it."""
     platform = platform_of(device, engine)
+    if type(platform.engine) is NativeEngine and (key := step_cache.key_of(checkpoint, precision)) is not None:
+        build = build_step(checkpoint, precision)
+        step_cache.keep(key, store_build(build), checkpoint.name)
+        return NativeStep(build.executable.prepare(checkpoint.weights), precision, str(platform))
     bound = compile_step(checkpoint, platform, precision).prepare(checkpoint.weights)
     compiled = bound.compiled
     if isinstance(compiled, NativeExecutable) and not isinstance(platform.engine, Placing):
         return NativeStep(compiled, precision, str(platform), bound.close)
     return Step(bound, checkpoint.config, precision)
+
+
+def build_step(checkpoint: Checkpoint, precision: str) -> Build:
+    """The step for this processor, without its weights."""
+    program, target = step_program(checkpoint, precision), find_device().target()
+    return compile_program(program, target, store=partial(store_program, program, target))
+
+
+def step_program(checkpoint: Checkpoint, precision: str) -> Program:
+    """The step before it is lowered for a target."""
+    traced = compile_step(checkpoint, platform_of(engine="reference"), precision)
+    return mark_donated(traced.program, traced.donated)
+
+
+def store_step(checkpoint: Checkpoint, precision: str, bound: Arrays | None, targets: Sequence[str]) -> StoredModel:
+    """The bundle of a step that was compiled for this processor by another process."""
+    return store_program(step_program(checkpoint, precision), find_device().target(), bound, targets)
 
 
 def compile_step(checkpoint: Checkpoint, platform: Platform[Program], precision: str) -> Executable[..., Any]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from smelt.dim import product
 from smelt.dtype import DType, f32, i32
-from smelt.errors import UnsupportedError
 from smelt.ir.attributes import GatherDims
 from smelt.ir.block_layout import Layout
 from smelt.ir.block_ops import BuildOps, dot_decomposition
@@ -29,18 +28,6 @@ COMPOSITES = frozenset({"smelt.unblock", "smelt.block_dot"})  # that `lower_bloc
 # ---- precision "q8" ----
 
 _Key = tuple[str, Shape, Shape]
-PRECISIONS = ("f32", "q8")  # of activations that block-quantised weights multiply
-
-
-def check_precision(precision: str) -> str:
-    if precision not in PRECISIONS:
-        raise UnsupportedError(
-            "unknown precision of activations",
-            expected=", ".join(PRECISIONS),
-            got=precision,
-            remedy='precision="q8" rounds them to 8 bits, precision="f32" keeps them',
-        )
-    return precision
 
 
 def round_activations(program: Program) -> Program:

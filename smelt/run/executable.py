@@ -89,6 +89,11 @@ class NativeExecutable(Closing):
         self._donated = tuple(place - first for place in main.donated)
         self._replaced = {result: place - first for result, place in main.reused.items()}
 
+    def with_store(self, store: Store) -> NativeExecutable:
+        """The same program, whose bundle `store` makes."""
+        bound = (self._open(), self._arrays, self.kernels, store, self._sizes, self._account)
+        return NativeExecutable(self.device, self.signature, self._prepare, *bound)
+
     def within(self, account: Account, program: int) -> NativeExecutable:
         """The same program with its memory counted on an account: calls, and weights once `prepare` has bound them.
 

@@ -25,11 +25,12 @@ from smelt.engine_api import Executable as Compiled
 from smelt.errors import RunError, ShapeError, SmeltError, UnsupportedError
 from smelt.ir import cost
 from smelt.ir.attributes import DialectAttr
+from smelt.ir.blocks import check_precision
 from smelt.ir.clone import clone_region, substitution
 from smelt.ir.core import Attrs, Func, Program
 from smelt.ir.verify import verify
 from smelt.mesh import Mesh, sharding_text
-from smelt.passes.lower_blocks import check_precision, round_activations
+from smelt.passes.lower_blocks import round_activations
 from smelt.passes.split_prepare import NAME, WEIGHT
 from smelt.shape import Shape
 from smelt.structure import fields_of, items_of, join, leaves, map_leaves, zip_leaves

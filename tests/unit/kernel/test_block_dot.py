@@ -17,13 +17,13 @@ from smelt.errors import DeviceError, UnsupportedError
 from smelt.ir.attributes import DotDims, GatherDims
 from smelt.ir.block_layout import Layout
 from smelt.ir.block_ops import decomposition
-from smelt.ir.blocks import BLOCKS, TABLE, Block, decode
+from smelt.ir.blocks import BLOCKS, TABLE, Block, check_precision, decode
 from smelt.ir.build import FuncBuilder
 from smelt.ir.composites import encode
 from smelt.ir.core import Func, Op, Program, Value, walk
 from smelt.ir.interpret import run
 from smelt.ir.verify import verify
-from smelt.passes.lower_blocks import check_precision, round_activations
+from smelt.passes.lower_blocks import round_activations
 from smelt.passes.split_prepare import WEIGHT
 from smelt.shape import Shape
 from tests.unit.kernel.test_int8_gemm import target_of
