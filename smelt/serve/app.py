@@ -42,8 +42,9 @@ class App:
 
     def __init__(self, catalogue: Catalogue, config: Config) -> None:
         self.catalogue, self.config = catalogue, config
-        self.service = Service(catalogue, config)
         self.keys = Keys(config.keys, config.admin)
+        self.service = Service(catalogue, config, self.keys)
+        catalogue.names_models = not config.keys
         self.audit = Audit(config.audit_log) if config.audit_log else None
         self.routes = Routes()
         self.draining = False
@@ -124,13 +125,13 @@ class App:
             allow = [(b"access-control-allow-methods", b"GET, POST"), (b"access-control-allow-headers", b"*")]
             return Response(b"", 204, headers=allow)
         handler = self.routes.find(request)
-        if request.path not in OPEN:
-            try:
+        try:
+            if request.path not in OPEN:
                 self._check(request)
-            except (UnauthorizedError, ForbiddenError) as refused:
-                self._note("refused", request, error=refused.message)
-                raise
-        return await handler(request)
+            return await handler(request)  # which may find out by the body that a key does not open the model
+        except (UnauthorizedError, ForbiddenError) as refused:
+            self._note("refused", request, error=refused.message)
+            raise
 
     def _check(self, request: Request) -> None:
         request.key = self.keys.admit(request)
@@ -177,7 +178,7 @@ class App:
         return Response(b"", 200 if self.catalogue.ready and not self.draining else 503)
 
     async def metrics(self, request: Request) -> Response:
-        text = prometheus([version.sample() for version in self.catalogue.every()])
+        text = prometheus([version.sample() for version in self.service.visible(request.key)])
         return Response(text.encode(), kind=b"text/plain; version=0.0.4; charset=utf-8")
 
 

@@ -13,17 +13,18 @@ from smelt.client.wire import BYTES, NUMPY, datatype_of, to_bytes
 from smelt.dtype import Array
 from smelt.errors import DeviceError, SmeltError
 from smelt.files import read_bytes
-from smelt.serve.config import Config
+from smelt.serve.audit import Audit
+from smelt.serve.config import Config, KeyConfig
 from smelt.serve.grpc_messages import DATA_TYPES, messages
 from smelt.serve.http import Request
-from smelt.serve.keys import Keys
 from smelt.serve.oip import EXTENSIONS, Outcome, Service
-from smelt.serve.problems import NotFoundError, RequestError, status_of
+from smelt.serve.problems import ForbiddenError, NotFoundError, RequestError, UnauthorizedError, status_of
 from smelt.serve.tensors import check_shape, from_bytes
 from smelt.version import __version__
 
 _M = messages()
 SERVICE = "inference.GRPCInferenceService"
+LISTING = ("ModelStatistics", "RepositoryIndex")  # what they say depends on the key
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
@@ -51,11 +52,11 @@ _CONTENTS = {
 class GrpcFront:
     """The service's methods: message in, message out."""
 
-    def __init__(self, service: Service, keys: Keys) -> None:
-        self.service, self.keys, self.catalogue = service, keys, service.catalogue
+    def __init__(self, service: Service, audit: Audit | None) -> None:
+        self.service, self.audit, self.keys, self.catalogue = service, audit, service.keys, service.catalogue
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        rows: dict[str, tuple[Callable[[Any], Awaitable[Any]], bool]] = {
+        rows: dict[str, tuple[Callable[..., Awaitable[Any]], bool]] = {
             "ServerLive": (self.server_live, False),
             "ServerReady": (self.server_ready, False),
             "ModelReady": (self.model_ready, False),
@@ -83,11 +84,11 @@ class GrpcFront:
         )
         return grpc.method_handlers_generic_handler(SERVICE, found)
 
-    def _unary(self, name: str, work: Callable[[Any], Awaitable[Any]], admin: bool) -> Any:
+    def _unary(self, name: str, work: Callable[..., Awaitable[Any]], admin: bool) -> Any:
         async def answer(message: Any, context: Any) -> Any:
             try:
-                self._check(message, context, name, admin)
-                return await work(message)
+                key = self._check(message, context, name, admin)
+                return await work(message, key) if name in LISTING else await work(message)
             except SmeltError as error:
                 await context.abort(_CODES.get(status_of(error), grpc.StatusCode.INTERNAL), str(error))
 
@@ -103,20 +104,34 @@ class GrpcFront:
                     error_message=str(error), infer_response=_M["ModelInferResponse"](id=message.id)
                 )
 
-    def _check(self, message: Any, context: Any, name: str, admin: bool) -> None:
-        """The same keys as over HTTP, in the call's metadata."""
+    def _check(self, message: Any, context: Any, name: str, admin: bool) -> KeyConfig | None:
+        """The same keys as over HTTP, in the call's metadata, and the same audit."""
         if name in ("ServerLive", "ServerReady"):
-            return
-        pairs = [
-            (key.encode(), value.encode()) for key, value in context.invocation_metadata() if isinstance(value, str)
-        ]
-        scope = {"method": "POST", "path": name, "headers": pairs, "query_string": b""}
-        key = self.keys.admit(Request(scope, _nothing))
-        if admin:
-            self.keys.check_admin(key)
+            return None
         model = getattr(message, "model_name", "") or getattr(message, "name", "")
-        if model and not admin:
-            self.keys.check_model(key, model)
+        key: KeyConfig | None = None
+        try:
+            key = self._key(context, name)
+            if admin:
+                self.keys.check_admin(key)
+            elif model:
+                self.keys.check_model(key, model)
+        except (UnauthorizedError, ForbiddenError) as refused:
+            self._note("refused", context, name, key, error=refused.message)
+            raise
+        if admin:
+            self._note(name.removeprefix("RepositoryModel").lower(), context, name, key, model=model)
+        return key
+
+    def _key(self, context: Any, name: str) -> KeyConfig | None:
+        pairs = [(k.encode(), value.encode()) for k, value in context.invocation_metadata() if isinstance(value, str)]
+        scope = {"method": "POST", "path": name, "headers": pairs, "query_string": b""}
+        return self.keys.admit(Request(scope, _nothing))
+
+    def _note(self, event: str, context: Any, name: str, key: KeyConfig | None, **fields: Any) -> None:
+        if self.audit is not None:
+            by = None if key is None else key.name
+            self.audit.write(event, path=f"{SERVICE}/{name}", key=by, client=context.peer(), **fields)
 
     async def server_live(self, message: Any) -> Any:
         return _M["ServerLiveResponse"](live=True)
@@ -147,8 +162,8 @@ class GrpcFront:
         config = _M["ModelConfig"](name=found.name, platform=meta["platform"], backend="smelt", **ports)
         return _M["ModelConfigResponse"](config=config)
 
-    async def statistics(self, message: Any) -> Any:
-        known = self.catalogue.known(message.name).values() if message.name else self.catalogue.every()
+    async def statistics(self, message: Any, key: KeyConfig | None) -> Any:
+        known = self.catalogue.known(message.name).values() if message.name else self.service.visible(key)
         rows = []
         for each in known:
             if message.version and each.version != message.version:
@@ -162,10 +177,10 @@ class GrpcFront:
             raise NotFoundError(f"{message.name} has no version {message.version}")
         return _M["ModelStatisticsResponse"](model_stats=rows)
 
-    async def index(self, message: Any) -> Any:
+    async def index(self, message: Any, key: KeyConfig | None) -> Any:
         rows = [
             _M["ModelIndex"](name=each.name, version=each.version, state=each.state, reason=each.reason)
-            for each in self.catalogue.every()
+            for each in self.service.visible(key)
             if each.state == "READY" or not message.ready
         ]
         return _M["RepositoryIndexResponse"](models=rows)
@@ -270,7 +285,7 @@ def _write(message: Any, outcome: Outcome) -> Any:
     )
 
 
-async def start(service: Service, keys: Keys, host: str, port: int) -> tuple[Any, int]:
+async def start(service: Service, audit: Audit | None, host: str, port: int) -> tuple[Any, int]:
     """A running gRPC server, and its port. It shares the event loop with HTTP."""
     most = service.config.max_body
     options = [
@@ -279,7 +294,7 @@ async def start(service: Service, keys: Keys, host: str, port: int) -> tuple[Any
         ("grpc.so_reuseport", 0),
     ]
     server = grpc.aio.server(options=options)
-    server.add_generic_rpc_handlers((GrpcFront(service, keys).handlers(),))
+    server.add_generic_rpc_handlers((GrpcFront(service, audit).handlers(),))
     address = f"{f'[{host}]' if ':' in host else host}:{port}"
     try:
         credentials = _credentials(service.config)

@@ -55,8 +55,12 @@ class Keys:
             )
         self._buckets[key.name] = (left - 1, now)
 
+    def opens(self, key: KeyConfig | None, name: str) -> bool:
+        """Whether a key may see and call a model."""
+        return key is None or any(fnmatchcase(name, pattern) for pattern in key.models)
+
     def check_model(self, key: KeyConfig | None, name: str) -> None:
-        if key is not None and not any(fnmatchcase(name, pattern) for pattern in key.models):
+        if key is not None and not self.opens(key, name):
             raise ForbiddenError(f"the key {key.name} does not open {name!r}")
 
     def check_admin(self, key: KeyConfig | None) -> None:

@@ -104,8 +104,10 @@ class Languages:
             raise RequestError(f"{name} is no language model", remedy=f"POST /v2/models/{name}/infer")
         return found
 
-    def names(self) -> list[Version]:
-        return [each for each in self.catalogue.every() if each.language and each.state == "READY"]
+    def names(self, request: Request) -> list[Version]:
+        """The language models that a request's key opens."""
+        ready = (each for each in self.catalogue.every() if each.language and each.state == "READY")
+        return [each for each in ready if self.keys.opens(request.key, each.name)]
 
     def start(
         self, version: Version, prompts: Sequence[Sequence[int]], options: Mapping[str, Any], n: int

@@ -117,6 +117,7 @@ class Catalogue:
 
     def __init__(self, models: Iterable[ModelConfig], memory_budget: int | None = None) -> None:
         self._sources = list(models)
+        self.names_models = True  # in errors; not where keys open some models only
         self._models: dict[str, dict[str, Version]] = {}
         self._busy: dict[str, asyncio.Lock] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -150,7 +151,7 @@ class Catalogue:
         versions = self._models.get(name)
         if versions is None or (version and version not in versions):
             label = f"{name} version {version}" if version else name
-            raise NotFoundError(f"no model {label!r}", expected=", ".join(sorted(self._models)))
+            raise NotFoundError(f"no model {label!r}", expected=self._names())
         if version:
             return versions[version]
         return max([each for each in versions.values() if each.callable] or versions.values(), key=_order)
@@ -187,9 +188,12 @@ class Catalogue:
         if not done.cancelled() and done.exception() is not None:
             log.error("%s: %s", version.name, done.exception())
 
+    def _names(self) -> str | None:
+        return ", ".join(sorted(self._models)) if self.names_models else None
+
     def known(self, name: str) -> dict[str, Version]:
         if name not in self._models:
-            raise NotFoundError(f"no model {name!r}", expected=", ".join(sorted(self._models)))
+            raise NotFoundError(f"no model {name!r}", expected=self._names())
         return self._models[name]
 
     def versions(self, name: str) -> list[str]:
@@ -406,6 +410,11 @@ def _name_of(path: Path) -> str:
 
 
 def _open_pipeline(version: Version, find: Callable[[str], Version]) -> None:
+    is_named = Path(version.config.path) == version.path  # by the user, and not found in a repository
+    if version.path.suffix == PYTHON and not (is_named or version.config.trusted):
+        raise UnsupportedError(
+            f"{version.path} would run inside the server", remedy="trusted = true in the model's configuration"
+        )
     made = Pipeline(version.name, version.config, version.path, find)
     version.loaded, version.batching = made, "a pipeline's models have queues of their own"
     version.queue = PipelineQueue(made, version.config.max_queue, version.stats.call)

@@ -15,8 +15,9 @@ import msgspec
 from smelt.client.wire import datatype_of, to_bytes
 from smelt.dtype import Array
 from smelt.errors import SmeltError
-from smelt.serve.config import Config
+from smelt.serve.config import Config, KeyConfig
 from smelt.serve.http import JSON_TYPE, Request, Response, Routes, json_response, read_json
+from smelt.serve.keys import Keys
 from smelt.serve.models import Catalogue, Version, check_inputs
 from smelt.serve.problems import BusyError, NotFoundError, RequestError, UnavailableError
 from smelt.serve.tensors import from_bytes, from_json, to_json
@@ -73,8 +74,12 @@ class Outcome:
 class Service:
     """Inference whatever the protocol: checks, queue, statistics."""
 
-    def __init__(self, catalogue: Catalogue, config: Config) -> None:
-        self.catalogue, self.config = catalogue, config
+    def __init__(self, catalogue: Catalogue, config: Config, keys: Keys) -> None:
+        self.catalogue, self.config, self.keys = catalogue, config, keys
+
+    def visible(self, key: KeyConfig | None) -> list[Version]:
+        """The models that a key opens."""
+        return [each for each in self.catalogue.every() if self.keys.opens(key, each.name)]
 
     async def infer(
         self,
@@ -189,7 +194,7 @@ class Rest:
                 raise NotFoundError(f"{name} has no version {version[0]}", expected=", ".join(known))
             found = [known[version[0]]] if version else list(known.values())
         else:
-            found = self.catalogue.every()
+            found = self.service.visible(request.key)
         rows = [{"name": each.name, "version": each.version, **each.stats.record()} for each in found]
         return json_response({"model_stats": rows})
 
@@ -226,7 +231,7 @@ class Rest:
         only = _read_options(_INDEX, body).ready
         rows = [
             {"name": each.name, "version": each.version, "state": each.state, "reason": each.reason}
-            for each in self.catalogue.every()
+            for each in self.service.visible(request.key)
             if each.state == "READY" or not only
         ]
         return json_response(rows)

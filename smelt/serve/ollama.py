@@ -129,7 +129,7 @@ class Ollama:
     async def tags(self, request: Request) -> Response:
         rows = [
             {"name": each.name, "model": each.name, "size": _size(each), "details": _details(each)}
-            for each in self.languages.names()
+            for each in self.languages.names(request)
         ]
         return json_response({"models": rows})
 

@@ -150,10 +150,10 @@ class OpenAI:
         return read_json(decoder, body, "the request")
 
     async def models(self, request: Request) -> Response:
-        return json_response({"object": "list", "data": [_describe(each) for each in self.languages.names()]})
+        return json_response({"object": "list", "data": [_describe(each) for each in self.languages.names(request)]})
 
     async def model(self, request: Request) -> Response:
-        return json_response(_describe(self.languages.get(request.parts[0])))
+        return json_response(_describe(self.languages.open(request, request.parts[0])))
 
     async def chat(self, request: Request) -> Response:
         asked: ChatRequest = await self._read(request, _CHAT)

@@ -109,7 +109,7 @@ async def _serve(app: App, listener: socket.socket, quiet: bool) -> None:
     _say(quiet, f"smelt listens on {url}")
     other = None
     if config.grpc_port is not None:
-        other, bound = await grpc_front.start(app.service, app.keys, config.host, config.grpc_port)
+        other, bound = await grpc_front.start(app.service, app.audit, config.host, config.grpc_port)
         _say(quiet, f"  and for gRPC on {host}:{bound}")
     loading = asyncio.create_task(_load(app.catalogue, url, quiet))
     await serving

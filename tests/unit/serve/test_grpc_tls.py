@@ -60,7 +60,7 @@ def test_a_server_with_tls_refuses_calls_in_the_clear(tmp_path: Path) -> None:
             return bool((await stub(kinds["ServerLiveRequest"](), timeout=20)).live)
 
     async def work() -> None:
-        server, port = await start(Service(Catalogue(config.models), config), Keys([], False), "127.0.0.1", 0)
+        server, port = await start(Service(Catalogue(config.models), config, Keys([], False)), None, "127.0.0.1", 0)
         try:
             trusted = grpc.ssl_channel_credentials(certificate.read_bytes())
             named = [("grpc.ssl_target_name_override", "localhost")]

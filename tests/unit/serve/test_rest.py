@@ -265,6 +265,19 @@ def test_keys_open_their_models_alone(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_a_key_sees_its_models_alone() -> None:
+    with serving(model(DIGITS), model(DIGITS, name="xyz"), keys=[key("all"), key("some", models=("x*",))]) as found:
+        for name, want in (("all", {"digits", "xyz"}), ("some", {"xyz"})):
+            said = {"Authorization": f"Bearer {name}"}
+            assert {row["name"] for row in found.post("/v2/repository/index", **said).json} == want
+            rows = found.get("/v2/models/stats", **said).json["model_stats"]
+            assert {row["name"] for row in rows} == want
+            assert ('model="digits"' in found.get("/metrics", **said).body.decode()) == (name == "all")
+        reply = found.get("/v2/models/xx", Authorization="Bearer some")
+        assert reply.status == 404
+        assert "digits" not in reply.body.decode()
+
+
 def test_without_keys_administration_is_closed_by_default() -> None:
     with serving(model(DIGITS)) as found:
         assert found.post("/v2/repository/models/digits/unload").status == 403
