@@ -22,6 +22,7 @@ from smelt.tensor.jit.realise import realize
 from smelt.train.data import Data
 from smelt.train.nans import find_nan
 from smelt.train.optimisers import AVERAGE, Optimiser
+from smelt.train.paths import refuse_dead_paths
 from smelt.train.run import Options, Progress, Run
 
 _KIND = "smelt.train"  # in the metadata of a checkpoint
@@ -70,7 +71,7 @@ class Trainer:
             raise ShapeError("there are no parameters to train", expected="a structure of tensors")
         for path, value in found.items():
             if value.dtype.kind != "float":
-                remedy = "keep it out of the parameters, and let the loss close over it"
+                remedy = "keep it out of the parameters: Trainer(..., frozen=...)"
                 raise ShapeError(f"the parameter {path} has no gradient", got=value.shape, remedy=remedy)
         self._pattern = parameters
         self._names = {path: value.axes for path, value in found.items()}
@@ -89,6 +90,7 @@ class Trainer:
                 return loss(self._rebuild(flat), *more, *given)
 
             value, slopes = value_and_grad(of)(state["parameters"])
+            refuse_dead_paths(value, state["parameters"], slopes)
             moved, after = optimiser.update(slopes, state["optimiser"], state["parameters"])
             return value, {"parameters": moved, "optimiser": after}
 

@@ -258,6 +258,26 @@ def test_bad_parameters_and_losses_are_refused():
     assert "1 infinite of 1 elements" in str(caught.value)
 
 
+def test_paths_without_a_derivative_are_refused():
+    def make(loss: Callable[..., Tensor], **more: Tensor) -> train.Trainer:
+        start = {"w": smelt.tensor([1.0, 2.0], "d"), **more}
+        return train.Trainer(loss, start, train.sgd(0.1), engine="reference")
+
+    for loss in (lambda p: p["w"].round().sum(), lambda p: p["w"].argmax("d").to("f32")):
+        with pytest.raises(
+            smelt.SmeltError, match="the parameter w only through ops whose derivative is zero"
+        ) as caught:
+            make(loss)
+        assert "test_train.py" in str(caught.value)
+    with pytest.raises(smelt.SmeltError, match="the number of its iterations is not known") as caught:
+        make(lambda p: smelt.while_loop(lambda x: x.sum() < 100.0, lambda x: x * 2.0, p["w"]).sum())
+    assert "test_train.py" in str(caught.value)
+    through = make(lambda p: (p["w"] + smelt.stop_gradient(p["w"].round() - p["w"])).sum())
+    through.step()
+    np.testing.assert_allclose(through.parameters["w"].numpy(), [0.9, 1.9], rtol=1e-6)
+    make(lambda p: p["w"].sum(), unused=smelt.tensor([1.0])).step()
+
+
 def test_a_nan_is_traced_to_the_tensor_that_made_it():
     """The batch itself; the gradient of a loss that is finite; and a parameter that grew step by step."""
     shapes = "f32[b=2, d=2]"
