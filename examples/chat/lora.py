@@ -30,7 +30,7 @@ A program is StableHLO; passes simplify it; an engine makes kernels of it.
 Adapters = dict[str, dict[str, Tensor]]
 
 
-def make_adapters(model: Decoder, rank: int) -> Adapters:
+def make_adapters(model: Any, rank: int) -> Adapters:
     """Factors beside the projections of queries and values; `up` is zero, so nothing changes yet."""
     rng, config, found = np.random.default_rng(0), model._config, {}
     sizes = {"q": config.heads * config.head_size, "v": config.kv_heads * config.head_size}

@@ -10,6 +10,7 @@ and when training knew of the rounding. Gradients go straight through it.
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 import numpy as np
 
@@ -35,11 +36,10 @@ def round_weight(w: Tensor, bits: int) -> Tensor:
     return w + smelt.stop_gradient((w / scale).round() * scale - w)
 
 
-def round_weights(model: Digits, bits: int) -> Digits:
+def round_weights(model: Any, bits: int) -> Any:
     rounded = {f"{name}.weight": round_weight(getattr(model, name).weight, bits) for name in ("hidden", "head")}
     biases = {f"{name}.bias": getattr(model, name).bias for name in ("hidden", "head")}
-    made: Digits = build(Digits, {**rounded, **biases})
-    return made
+    return build(Digits, {**rounded, **biases})
 
 
 def draw_weights(rng: np.random.Generator) -> dict[str, np.ndarray]:

@@ -4,7 +4,7 @@
     python examples/digits/vae.py [--epochs 30] [--engine native] [--draw 4]
 
 In: scikit-learn's digits, 8 x 8 pixels. Out: the loss (how badly pixels are told from a few numbers, plus how far
-those are from a normal distribution), and digits that nobody wrote.
+those are from a normal distribution), and new digits.
 """
 
 from __future__ import annotations
