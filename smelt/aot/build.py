@@ -27,9 +27,10 @@ COMMON = (
     *("-fvisibility=hidden", "-ffunction-sections", "-fdata-sections", "-fno-stack-protector"),
     *("-fno-unwind-tables", "-fno-asynchronous-unwind-tables"),
 )
+EXPORTS = {"windows": "-DSMELT_API=__declspec(dllexport)"}  # by system
 EXPORT = '-DSMELT_API=__attribute__((visibility("default")))'
 WEIGHTS = "weights.bin"
-OPTIMISE = {"speed": (), "size": ("-Os",)}
+OPTIMISE = {"speed": (), "size": ("-Os", "-DSMELT_SMALL")}
 SHARED = (".so", ".dll", ".dylib")
 FILE, PROGRAM = 0o666, 0o777  # modes, less the umask
 
@@ -89,8 +90,14 @@ def build_shared(parts: Parts, machine: Machine, name: str, options: Options = D
         flags = (f"--target={machine.library}", *machine.flags)
         objects = _compile(shop, parts, machine, flags, options)
         return shop.link(
-            objects, f"model{machine.shared}", (*flags, "-shared", f"-Wl,-soname,{name}", *_linker(machine))
+            objects, f"model{machine.shared}", (*flags, "-shared", *_soname(machine, name), *_linker(machine))
         )
+
+
+def _soname(machine: Machine, name: str) -> tuple[str, ...]:
+    """How programs will look for a shared library."""
+    named = {"linux": (f"-Wl,-soname,{name}",), "macos": (f"-Wl,-install_name,@rpath/{name}",)}
+    return named.get(machine.system, ())
 
 
 def _front_flags(parts: Parts) -> tuple[str, ...]:
@@ -116,10 +123,10 @@ def _compile(
         *(Unit(each.name, each.text, (*each.flags, *OPTIMISE[options.optimise])) for each in parts.units),
         Unit(f"{parts.name}_tables", described, (f"-I{RUNTIME}",)),
         *([] if options.separate else embedded),
-        *(Unit(f"smelt_{Path(each).stem}", RUNTIME / each, ("-Os",)) for each in library),
+        *(Unit(f"smelt_{Path(each).stem}", RUNTIME / each, ("-Os", *OPTIMISE[options.optimise])) for each in library),
         *front,
     ]
-    return shop.compile(units, (*flags, *COMMON, *_threads(machine, options), EXPORT))
+    return shop.compile(units, (*flags, *COMMON, *_threads(machine, options), EXPORTS.get(machine.system, EXPORT)))
 
 
 def _threads(machine: Machine, options: Options) -> tuple[str, ...]:

@@ -37,18 +37,18 @@ char *read_file(const char *path, int64_t *bytes) {
     if (end > 0) room = (size_t)end + 2; /* so that the last read sees the end */
     rewind(file);
   }
-  char *content = aligned_alloc(64, (room + 63) / 64 * 64);
+  char *content = take_block(room);
   while (content && (got = fread(content + have, 1, room - 1 - have, file)) > 0) {
     have += got;
     if (have < room - 1) continue;
-    char *larger = aligned_alloc(64, (room * 2 + 63) / 64 * 64);
+    char *larger = take_block(room * 2);
     if (larger) memcpy(larger, content, have);
-    free(content);
+    give_block(content);
     content = larger, room *= 2;
   }
   int failed = ferror(file);
   if (!is_stdin) fclose(file);
-  if (!content || failed) return free(content), refuse("cannot read", path, NULL, strerror(errno), NULL), NULL;
+  if (!content || failed) return give_block(content), refuse("cannot read", path, NULL, strerror(errno), NULL), NULL;
   content[have] = 0;
   *bytes = (int64_t)have;
   return content;
@@ -93,7 +93,7 @@ static const char *npy_value(const char *header, const char *key) {
 /* Rewrites an array in Fortran order. */
 static char *reorder(const char *data, const smelt_tensor *tensor, int64_t itemsize) {
   int64_t count = count_elements(tensor);
-  char *made = aligned_alloc(64, (size_t)(count * itemsize + 127) / 64 * 64);
+  char *made = take_block((size_t)(count * itemsize));
   for (int64_t i = 0; made && i < count; i++) {
     int64_t rest = i, offset = 0, stride = 1, index[SMELT_MAX_RANK];
     for (int d = tensor->rank - 1; d >= 0; d--) index[d] = rest % tensor->sizes[d], rest /= tensor->sizes[d];

@@ -5,6 +5,17 @@
 #include "api.h"
 
 #include <stdio.h>
+#include <stdlib.h>
+
+/* Memory of tensors: 64-byte aligned. */
+#ifdef _WIN32
+#include <malloc.h>
+static inline void *take_block(size_t bytes) { return _aligned_malloc(bytes + 1, 64); }
+static inline void give_block(void *block) { _aligned_free(block); }
+#else
+static inline void *take_block(size_t bytes) { return aligned_alloc(64, bytes / 64 * 64 + 64); }
+static inline void give_block(void *block) { free(block); }
+#endif
 
 /* main.c */
 

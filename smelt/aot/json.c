@@ -87,9 +87,9 @@ static int keep(Reader *reader, const smelt_port *port) {
   if (reader->rank != reader->depth) return 0;
   if (reader->have == reader->room) {
     reader->room = reader->room ? reader->room * 2 : 1024;
-    char *larger = aligned_alloc(64, (size_t)(reader->room * port->itemsize));
+    char *larger = take_block((size_t)(reader->room * port->itemsize));
     if (larger && reader->have) memcpy(larger, reader->data, (size_t)(reader->have * port->itemsize));
-    free(reader->data);
+    give_block(reader->data);
     reader->data = larger;
     if (!larger) return 0;
   }
@@ -137,7 +137,7 @@ int parse_json(const char *text, const char *where, const smelt_port *port, smel
   if (!read_value(&reader, port)) {
     char got[48];
     snprintf(got, sizeof got, "%.40s", reader.at);
-    free(reader.data);
+    give_block(reader.data);
     return refuse("cannot read JSON:", where, port->shape, got, NULL);
   }
   *end = reader.at;

@@ -9,7 +9,7 @@ from smelt.dim import evaluate
 from smelt.engine.compile import ProgramPlan
 from smelt.errors import MemoryLimitError
 
-BASE = 2 << 20  # bytes of the runtime, code, stacks and tables; measured, rounded up
+BASE = 512 << 10  # bytes of the runtime, code and tables; measured, rounded up
 STACK = 2 << 20  # of each thread beside the caller's
 
 

@@ -91,7 +91,7 @@ static int string_is(const char *at, const char *text) {
 /* ------------------------------------------------------------------------------------------ requests */
 
 static void free_inputs(const smelt_signature *signature, smelt_tensor *inputs) {
-  for (int i = 0; i < signature->inputs; i++) free(inputs[i].data);
+  for (int i = 0; i < signature->inputs; i++) give_block(inputs[i].data);
 }
 
 /* The message behind a refusal, for the answer. */

@@ -67,6 +67,13 @@ _X86_64 = (
     CodeVersion("baseline", Target("x86_64", CORES, 16, _SMALL, flags=("-mcpu=x86_64",), registers=16)),
 )
 
+_RISCV64 = (
+    CodeVersion(
+        "rvv", Target("riscv64", CORES, 16, _SMALL, frozenset({"riscv_v"}), ("-mcpu=baseline_rv64+v",), registers=32)
+    ),
+    *_baseline("riscv64", registers=32),
+)
+
 MACHINES = {
     row.name: row
     for row in (
@@ -75,7 +82,7 @@ MACHINES = {
         Machine(
             "armv7-linux", "arm-linux-musleabihf", "arm-linux-gnueabihf.2.17", _baseline("arm"), ("-mcpu=cortex_a7",)
         ),
-        Machine("riscv64-linux", "riscv64-linux-musl", "riscv64-linux-gnu.2.27", _baseline("riscv64", registers=32)),
+        Machine("riscv64-linux", "riscv64-linux-musl", "riscv64-linux-gnu.2.27", _RISCV64),
         Machine(
             "x86_64-windows",
             "x86_64-windows-gnu",

@@ -5,7 +5,11 @@
 
 #include <string.h>
 
+#ifdef SMELT_SMALL /* a build for little memory: no huge pages, which round blocks up */
+#define HUGE_BLOCK ((i64)1 << 60)
+#else
 #define HUGE_BLOCK ((i64)2 << 20)
+#endif
 #define MAPPED ((i64)128 << 10) /* blocks from this size on are mapped: releasing them returns pages to the system */
 
 static _Atomic i64 allocations, allocated;
