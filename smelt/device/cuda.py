@@ -26,12 +26,12 @@ from smelt.device.entry import Entry
 from smelt.device.gpu_buffer import Block, GpuBuffer
 from smelt.device.gpu_program import GpuAccount, GpuProgram
 from smelt.device.host_plan import PlanProgram
+from smelt.device.runtime import ABI
 from smelt.dtype import Array, dtype
 from smelt.errors import DeviceError, UnsupportedError
 from smelt.shape import Shape
 from smelt.target import Target
 
-ABI = 1
 MAGIC = b"smeltgpu"
 REMEDY = "compile the model again"
 ALIGN = 256
@@ -93,7 +93,7 @@ class Module:
 class Cuda(Device):
     """One NVIDIA GPU."""
 
-    abi = ABI
+    abi = ABI  # a bundle records one number for all of its code
     has_own_memory = True
 
     def __init__(self, number: int = 0) -> None:

@@ -132,13 +132,13 @@ def store_weights(program: Program, weights: Weights, targets: Sequence[str]) ->
     return _store(program, targets or default_targets(program), partial(pack_weights, weights=weights))
 
 
-def pack_weights(plan: ProgramPlan, target: Target, weights: Weights) -> Arrays:
-    """The bound arrays of a plan for a target: @prepare is emitted for its layout, and compiled and run here."""
+def pack_weights(plan: ProgramPlan, _target: Target, weights: Weights) -> Arrays:
+    """The bound arrays of a plan: @prepare is emitted, and compiled and run here."""
     if plan.prepare is None:
         return ()
-    source = new_source(target)
+    source = new_source(plan.target)
     emit_plan(plan, source, NAME, ("prepare",))
-    device = device_of(target)
+    device = device_of(plan.target)
     library = build_library(source, device.target("native"))
     _, prepare = make_entries(plan, NAME)
     assert prepare is not None
@@ -222,7 +222,9 @@ def _store(program: Program, targets: Sequence[str], bind: Bind) -> StoredModel:
     for group in groups:
         low = lower(program, group.layout)
         plan = plan_lowered(low, signature, group.layout)
-        variants.append(_variant(low, plan, group, bind(plan, group.layout)))
+        here = device_of(group.layout).missing() is None
+        packing = plan if here else plan_lowered(low, signature, find_device().target())  # by the processor
+        variants.append(_variant(low, plan, group, bind(packing, group.layout)))
         kernels = kernels or plan.kernels
         tuned |= {f"tuned {group.names[0]}: {key}": text for key, text in _tuned(plan).items()}
     made_by = {**device_of(groups[0].layout).provenance(), **tuned}

@@ -50,6 +50,7 @@ def compile_emulated(text: str) -> bytes:
         kinds = ["char *" if "char" in kind else kind for kind in kinds]
         given = ", ".join(f"({kind})a[{i}]" for i, kind in enumerate(kinds))
         calls.append(f"static void unpack_{name}(const long long *a) {{ {name}({given}); }}")
+        calls.append(f'extern "C" {{ int arity_{name} = {len(kinds)}; }}')
         waits = "true" if WAITS.search(body) else "false"
         calls.append(
             f'extern "C" void emulate_{name}(int blocks, int threads, const long long *a)'

@@ -13,9 +13,11 @@ from smelt.buffer import HostBuffer
 from smelt.device import cpu
 from smelt.engine.native import NativeEngine, compile_all
 from smelt.engine.reference import ReferenceEngine
+from smelt.engine.store import recompile
 from smelt.errors import RunError, ShapeError, SizeError, SmeltError
 from smelt.ir.interpret import run
 from smelt.ir.text import parse
+from smelt.run.load import every_code
 from smelt.shape import Shape
 from tests.cuda.emulated import EmulatedCuda
 from tests.property.models import MODELS
@@ -96,6 +98,7 @@ def test_bundles(emulated: EmulatedCuda, tmp_path: Path) -> None:
     with smelt.load(DIGITS, device="cuda", engine="native") as model:
         expected = model(pixels)["probabilities"]
         model.save(tmp_path / "digits.smelt")
+    assert not any(each.absent for each in every_code(tmp_path / "digits.smelt", recompile))
     with smelt.load(tmp_path / "digits.smelt", device="cuda") as model:
         np.testing.assert_array_equal(model(pixels)["probabilities"], expected)
 

@@ -9,13 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from smelt.device import cuda_compile
+import smelt
+from smelt.bundle.write import write
+from smelt.device import cuda_compile, cuda_driver
 from smelt.device.cuda import TARGETS
 from smelt.engine.compile import emit_source, plan_program
+from smelt.engine.store import recompile, store_weights
 from smelt.errors import DeviceError, UnsupportedError
 from smelt.ir.core import Program
 from smelt.ir.text import parse
 from smelt.model import read
+from smelt.run.load import every_code
 from tests.conformance import native_cases
 from tests.property.models import MODELS
 from tests.property.problems import KINDS, draw
@@ -58,6 +62,20 @@ def test_the_stablehlo_families_compile(suites: Path) -> None:
     *files, _ = emit_source(plans).texts(1)
     for text in files:
         assert len(cuda_compile.compile_cuda(text, "sm_80")) > 10_000
+
+
+def test_bundles_for_a_gpu_that_is_not_here(tmp_path: Path) -> None:
+    """The processor packs the weights; the bundle has code for both."""
+    program, weights = read(ROOT / "smelt/assets/digits.onnx")
+    path = tmp_path / "digits.smelt"
+    write(path, store_weights(program, weights, ["sm_90", "plain"]))
+    with smelt.load(path) as model:
+        assert model(np.zeros((2, 64), np.float32))["probabilities"].shape == (2, 10)
+    found = {each.code.target: each.absent for each in every_code(path, recompile)}
+    assert found.keys() == {"sm_90", "plain"}
+    assert not found["plain"]
+    if cuda_driver.missing() is not None:
+        assert "NVIDIA" in found["sm_90"]
 
 
 def test_what_cannot_be_compiled_says_why() -> None:

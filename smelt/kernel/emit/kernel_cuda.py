@@ -33,6 +33,7 @@ from smelt.kernel.loops.grammar import (
     Tile,
     Transpose,
     Var,
+    walk_statements,
 )
 from smelt.kernel.loops.simt import WARP, Stage, map_to_grid, reads_from, static_extent, stores_to
 from smelt.kernel.plan.plan import Kernel
@@ -180,7 +181,7 @@ class StagePrinter(Printer):
                 return [head, *self.block(body, depth + 1), f"{pad}}}"]
             case Store() if not self.alone:
                 (line,) = self.plain(stmt, 0)
-                return self.fenced([f"{pad}if ({LANE} == 0) {line}"], stmt, pad)
+                return self.fenced([f"{pad}if ({LANE} == 0) {line}"], stmt, pad, always=True)
             case Tile(name, dtype, count):
                 return [f"{pad}{math.register(dtype)} {name}[{count}];"] if self.stage.group == "thread" else []
             case Fold() if not self.alone and stmt.lanes > 1:
@@ -206,9 +207,12 @@ class StagePrinter(Printer):
             return "0, 1"
         return f"{LANE}, {WARP if self.stage.group == 'warp' else self.stage.threads}"
 
-    def fenced(self, lines: list[str], stmt: Stmt, pad: str) -> list[str]:
-        """Statements whose stores other threads of the group may read: a barrier on either side."""
-        if self.alone or not stores_to((stmt,)) & self.read:
+    def fenced(self, lines: list[str], stmt: Stmt, pad: str, *, always: bool = False) -> list[str]:
+        """Statements whose stores other threads of the group may read: a barrier on either side.
+
+        `always`: one thread stores what all have read from a buffer that may share the memory.
+        """
+        if self.alone or not (always or stores_to((stmt,)) & self.read):
             return lines
         barrier = f"{pad}{'__syncwarp' if self.stage.group == 'warp' else '__syncthreads'}();"
         return [barrier, *lines, barrier]
@@ -281,7 +285,8 @@ class StagePrinter(Printer):
         name = mma.form.name
         if self.alone or self.stage.group == "warp" or mma.form not in (*TILED, TENSOR_BF16, FEW_BF16):
             return f"{MMA}{name}({self.members}, {', '.join(given)});"
-        plain = taps == Number(1) and mma.accumulate == Number(0) and not isinstance(row, Load)
+        products = [each for each in walk_statements(self.stage.body) if isinstance(each, Mma)]
+        plain = len(products) == 1 and taps == Number(1) and mma.accumulate == Number(0) and not isinstance(row, Load)
         match rows, panel:
             case Number(int(count)), Number(int(wide)) if plain and count <= FEW_ROWS and wide in FEW_COLUMNS:
                 if mma.form is not TENSOR_BF16:

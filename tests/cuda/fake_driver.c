@@ -1,0 +1,95 @@
+// NVIDIA's driver for tests, as libcuda.so.1: memory is the host's, a module is the path of a library that the emulator's
+// compiler made, work is done at once. It shows whether `cuda_driver.py` calls the driver as the driver expects.
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+typedef int Result;
+typedef unsigned long long Address;
+enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, NOT_FOUND = 500 };
+static int a_context, a_stream, a_pool;
+static __thread void *current;
+typedef struct { void (*run)(int, int, const long long *); int count; } Function;
+
+Result cuInit(unsigned flags) { return flags ? INVALID_VALUE : SUCCESS; }
+Result cuDriverGetVersion(int *version) { *version = 13000; return SUCCESS; }
+Result cuDeviceGetCount(int *count) { *count = 1; return SUCCESS; }
+Result cuDeviceGet(int *device, int number) { *device = number; return number ? 101 : SUCCESS; }
+Result cuDeviceGetName(char *name, int length, int device) { strncpy(name, "a driver for tests", length); return device; }
+Result cuDeviceGetAttribute(int *found, int attribute, int device) {
+  *found = attribute == 75 ? 9 : attribute == 76 ? 0 : attribute == 16 ? 4 : 49152;  // compute capability, multiprocessors
+  return device;
+}
+Result cuDevicePrimaryCtxRetain(void **context, int device) { *context = &a_context; return device; }
+Result cuCtxSetCurrent(void *context) { current = context; return SUCCESS; }
+Result cuStreamCreate(void **stream, unsigned flags) { *stream = &a_stream; return flags == 1 ? SUCCESS : INVALID_VALUE; }
+Result cuDeviceGetDefaultMemPool(void **pool, int device) { *pool = &a_pool; return device; }
+Result cuMemPoolSetAttribute(void *pool, int attribute, void *value) {
+  return pool == &a_pool && attribute == 4 && *(unsigned long long *)value == ~0ull ? SUCCESS : INVALID_VALUE;
+}
+Result cuMemGetInfo_v2(size_t *free, size_t *total) {
+  if (current != &a_context) return INVALID_CONTEXT;
+  *free = 1ull << 33; *total = 1ull << 34;
+  return SUCCESS;
+}
+Result cuModuleLoadData(void **module, const void *image) {
+  *module = dlopen((const char *)image, RTLD_NOW | RTLD_LOCAL);
+  return *module ? SUCCESS : INVALID_VALUE;
+}
+Result cuModuleGetFunction(void **function, void *module, const char *name) {
+  char text[512] = "emulate_", count[512] = "arity_";
+  strncat(text, name, 400); strncat(count, name, 400);
+  Function *made = malloc(sizeof *made);
+  made->run = (void (*)(int, int, const long long *))dlsym(module, text);
+  if (!made->run) return NOT_FOUND;
+  made->count = *(int *)dlsym(module, count);
+  *function = made;
+  return SUCCESS;
+}
+Result cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned ty, unsigned tz,
+                      unsigned shared, void *stream, void **parameters, void **extra) {
+  const Function *called = function;
+  long long given[called->count];
+  if (current != &a_context || stream != &a_stream || y != 1 || z != 1 || ty != 1 || tz != 1 || shared || extra)
+    return INVALID_VALUE;
+  for (int i = 0; i < called->count; i++) given[i] = *(long long *)parameters[i];
+  called->run(x, threads, given);
+  return SUCCESS;
+}
+Result cuMemAllocAsync(Address *address, size_t count, void *stream) {
+  if (count > 1ull << 33) return OUT_OF_MEMORY;
+  *address = (Address)aligned_alloc(256, (count + 255) / 256 * 256);
+  return current == &a_context && stream == &a_stream ? SUCCESS : INVALID_CONTEXT;
+}
+Result cuMemFreeAsync(Address address, void *stream) { free((void *)address); return stream == &a_stream ? SUCCESS : 1; }
+static Result copy(void *to, const void *from, size_t count, void *stream) {
+  memmove(to, from, count);
+  return stream == &a_stream ? SUCCESS : INVALID_VALUE;
+}
+Result cuMemcpyHtoDAsync_v2(Address to, const void *from, size_t n, void *s) { return copy((void *)to, from, n, s); }
+Result cuMemcpyDtoHAsync_v2(void *to, Address from, size_t n, void *s) { return copy(to, (void *)from, n, s); }
+Result cuMemcpyDtoDAsync_v2(Address to, Address from, size_t n, void *s) { return copy((void *)to, (void *)from, n, s); }
+Result cuStreamSynchronize(void *stream) { return stream == &a_stream ? SUCCESS : INVALID_VALUE; }
+Result cuEventCreate(void **event, unsigned flags) { *event = calloc(1, sizeof(struct timespec)); return flags; }
+Result cuEventRecord(void *event, void *stream) { return clock_gettime(CLOCK_MONOTONIC, event) || stream != &a_stream; }
+Result cuEventSynchronize(void *event) { return event ? SUCCESS : INVALID_VALUE; }
+Result cuEventElapsedTime_v2(float *milliseconds, void *first, void *second) {
+  const struct timespec *a = first, *b = second;
+  *milliseconds = 1e3f * (b->tv_sec - a->tv_sec) + 1e-6f * (b->tv_nsec - a->tv_nsec);
+  return SUCCESS;
+}
+Result cuEventElapsedTime(float *milliseconds, void *a, void *b) { return cuEventElapsedTime_v2(milliseconds, a, b); }
+Result cuGetProcAddress_v2(const char *name, void **found, int version, unsigned long long flags, int *status) {
+  char text[256];
+  Dl_info here;
+  dladdr((void *)cuInit, &here);
+  void *library = dlopen(here.dli_fname, RTLD_NOW | RTLD_NOLOAD);
+  strncpy(text, name, 240); text[240] = 0;
+  strcat(text, "_v2");
+  *found = dlsym(library, text);
+  if (!*found) *found = dlsym(library, name);
+  if (status) *status = *found ? 0 : 1;
+  return *found ? SUCCESS : NOT_FOUND;
+}

@@ -1,0 +1,82 @@
+"""`cuda_driver.py` through cuda-bindings, on a driver for tests: calls and results are as a driver has them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from smelt.device import cuda_driver
+from tests.cuda.emulated import compiler
+
+HERE = Path(__file__).parent
+SCRIPT = """
+import numpy as np, smelt
+from smelt.device import cuda, cuda_driver, registry
+from smelt.errors import DeviceError, RunError
+from tests.cuda.emulated import HEADER, compile_emulated
+
+class Tested(cuda.Cuda):
+    def missing(self): return cuda_driver.missing()
+    def compiler(self): return "driver for tests " + HEADER.read_text()
+    def compile_file(self, text, machine):
+        path = FOLDER + f"/kernels{hash(text) & 0xffffffff}.so"
+        with open(path, "wb") as file: file.write(compile_emulated(text))
+        return path.encode() + bytes(1)
+
+device = Tested()
+registry.KINDS["cuda"] = lambda: device
+registry.find_device.cache_clear()
+assert device.missing() is None and device.target().name == "sm_90" and device.model == "a driver for tests"
+print(dict(device.facts()), device.stats())
+pixels = np.random.default_rng(3).random((5, 64), np.float32)
+want = smelt.load("smelt/assets/digits.onnx", engine="reference")(pixels)["probabilities"]
+with smelt.load("smelt/assets/digits.onnx", device="cuda", engine="native") as model:
+    for _ in range(2):
+        np.testing.assert_allclose(model(pixels)["probabilities"], want, rtol=1e-5, atol=1e-7)
+first = device.driver.event()
+assert device.driver.seconds(first, device.driver.event()) >= 0
+try:
+    device.driver.allocate(1 << 40)
+except RunError as error:
+    assert "no memory left on the GPU" in str(error)
+else:
+    raise AssertionError("a terabyte")
+try:
+    registry.find_device("cuda:7").target()
+except DeviceError as error:
+    assert "cuda:0" in str(error)
+else:
+    raise AssertionError("an eighth device")
+print("done")
+"""
+
+
+@pytest.mark.skipif(compiler() != ["g++"], reason="needs g++")
+def test_calls_of_the_driver(tmp_path: Path) -> None:
+    pytest.importorskip("cuda.bindings")
+    if cuda_driver.missing() is None:
+        pytest.skip("this machine has a driver")
+    made = tmp_path / "libcuda.so.1"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-w", "-o", made, HERE / "fake_driver.c", "-ldl"], check=True)
+    environment = {
+        **os.environ,
+        "LD_LIBRARY_PATH": str(tmp_path),
+        "SMELT_CACHE_DIR": str(tmp_path / "cache"),
+        "PYTHONPATH": str(HERE.parents[1]),
+    }
+    script = f"FOLDER = {str(tmp_path)!r}\n{SCRIPT}"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=HERE.parents[1],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("done\n")
