@@ -25,6 +25,8 @@ from smelt.serve.openapi import OpenAPI
 from smelt.serve.problems import ForbiddenError, MethodError, UnauthorizedError
 from smelt.serve.rerank import Rerank
 from smelt.serve.responses import Responses
+from smelt.serve.shared_memory import PREFIX as SHARED_MEMORY
+from smelt.serve.shared_memory import SharedMemory
 from smelt.serve.show import Show
 from smelt.serve.simple import Simple
 from smelt.serve.sockets import Sockets
@@ -34,7 +36,7 @@ from smelt.serve.web import FILES, Page
 log = logging.getLogger("smelt.serve")
 # Without a key: for load balancers; what describes the server and no model.
 OPEN = {"/v2/health/live", "/v2/health/ready", "/health", "/ping", "/openapi.json", *FILES}
-ADMIN = ("/v2/repository/models/",)
+ADMIN = ("/v2/repository/models/", SHARED_MEMORY)
 
 
 class App:
@@ -50,6 +52,8 @@ class App:
         self.draining = False
         self.active = 0
         Rest(self.service).add_to(self.routes)
+        if self.service.regions is not None:
+            SharedMemory(self.service.regions, config.body_timeout).add_to(self.routes)
         languages = Languages(catalogue, config, self.keys)
         OpenAI(languages).add_to(self.routes)
         Responses(languages).add_to(self.routes)
@@ -59,7 +63,7 @@ class App:
         Simple(self.service, self.keys).add_to(self.routes)
         Show(catalogue, self.keys).add_to(self.routes)
         Page().add_to(self.routes)
-        OpenAPI().add_to(self.routes)
+        OpenAPI(config.shared_memory).add_to(self.routes)
         if config.metrics:
             self.routes.add("GET", "/metrics", self.metrics)
         for path in ("/health", "/ping"):
@@ -137,7 +141,7 @@ class App:
         request.key = self.keys.admit(request)
         if request.path.startswith(ADMIN):
             self.keys.check_admin(request.key)
-            self._note(request.path.rpartition("/")[2], request, model=request.parts[0])
+            self._note(request.path.rpartition("/")[2], request, model="".join(request.parts[:1]))
         elif request.path.startswith("/v2/models/") and request.parts:
             self.keys.check_model(request.key, request.parts[0])
 

@@ -99,6 +99,7 @@ class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     log: str = "text"  # or "json"
     access_log: bool = False  # a line for every request, not only for those that fail
     metrics: bool = True
+    shared_memory: bool = False  # whether those with administration may register POSIX shared memory
 
     @property
     def budget(self) -> int | None:

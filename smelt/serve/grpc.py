@@ -11,14 +11,15 @@ import numpy as np
 
 from smelt.client.wire import BYTES, NUMPY, datatype_of, to_bytes
 from smelt.dtype import Array
-from smelt.errors import DeviceError, SmeltError
+from smelt.errors import DeviceError, SmeltError, UnsupportedError
 from smelt.files import read_bytes
 from smelt.serve.audit import Audit
 from smelt.serve.config import Config, KeyConfig
 from smelt.serve.grpc_messages import DATA_TYPES, messages
 from smelt.serve.http import Request
-from smelt.serve.oip import EXTENSIONS, Outcome, Service
+from smelt.serve.oip import Outcome, Service, write_region
 from smelt.serve.problems import ForbiddenError, NotFoundError, RequestError, UnauthorizedError, status_of
+from smelt.serve.shared_memory import REGION, Regions
 from smelt.serve.tensors import check_shape, from_bytes
 from smelt.version import __version__
 
@@ -68,6 +69,9 @@ class GrpcFront:
             "RepositoryIndex": (self.index, False),
             "RepositoryModelLoad": (self.load, True),
             "RepositoryModelUnload": (self.unload, True),
+            "SystemSharedMemoryStatus": (self.region_status, True),
+            "SystemSharedMemoryRegister": (self.register_region, True),
+            "SystemSharedMemoryUnregister": (self.unregister_region, True),
         }
         found = {
             name: grpc.unary_unary_rpc_method_handler(
@@ -143,7 +147,7 @@ class GrpcFront:
         return _M["ModelReadyResponse"](ready=self.catalogue.pick(message.name, message.version).callable)
 
     async def server_metadata(self, message: Any) -> Any:
-        return _M["ServerMetadataResponse"](name="smelt", version=__version__, extensions=EXTENSIONS)
+        return _M["ServerMetadataResponse"](name="smelt", version=__version__, extensions=self.service.extensions)
 
     async def model_metadata(self, message: Any) -> Any:
         found = await self.catalogue.demand(message.name, message.version)
@@ -195,13 +199,30 @@ class GrpcFront:
         await self.catalogue.unload(message.model_name)
         return _M["RepositoryModelUnloadResponse"]()
 
+    def _regions(self) -> Regions:
+        if self.service.regions is None:
+            raise UnsupportedError("shared memory is off here", remedy="shared_memory = true")
+        return self.service.regions
+
+    async def region_status(self, message: Any) -> Any:
+        rows = self._regions().status(message.name)
+        return _M["SystemSharedMemoryStatusResponse"](regions={row["name"]: _M["RegionStatus"](**row) for row in rows})
+
+    async def register_region(self, message: Any) -> Any:
+        self._regions().register(message.name, message.key, message.offset, message.byte_size)
+        return _M["SystemSharedMemoryRegisterResponse"]()
+
+    async def unregister_region(self, message: Any) -> Any:
+        self._regions().unregister(message.name)
+        return _M["SystemSharedMemoryUnregisterResponse"]()
+
     async def infer(self, message: Any) -> Any:
         started = time.perf_counter()
-        inputs = _read_inputs(message, self.service.config.max_elements)
+        inputs = _read_inputs(message, self.service.config.max_elements, self.service.regions)
         outcome = await self.service.infer(
             message.model_name, message.model_version, inputs, _parameters(message.parameters), started
         )
-        return _write(message, outcome)
+        return _write(message, outcome, self.service.regions)
 
 
 async def _nothing() -> Mapping[str, Any]:
@@ -217,19 +238,25 @@ def _parameters(entries: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _read_inputs(message: Any, most: int) -> dict[str, Array]:
+def _read_inputs(message: Any, most: int, regions: Regions | None) -> dict[str, Array]:
+    """Raw contents are in the order of the inputs, without those in shared memory."""
     raw = list(message.raw_input_contents)
-    if raw and len(raw) != len(message.inputs):
-        raise RequestError("raw_input_contents does not fit", expected=f"{len(message.inputs)} tensors", got=len(raw))
+    shared = [regions is not None and REGION in tensor.parameters for tensor in message.inputs]
+    inline = len(shared) - sum(shared)
+    if raw and len(raw) != inline:
+        raise RequestError("raw_input_contents does not fit", expected=f"{inline} tensors", got=len(raw))
+    parts = iter(raw)
     inputs: dict[str, Array] = {}
-    for i, tensor in enumerate(message.inputs):
+    for tensor, is_shared in zip(message.inputs, shared, strict=True):
         name, kind, shape = tensor.name, tensor.datatype, list(tensor.shape)
         if name in inputs:
             raise RequestError(f"the input {name!r} comes twice")
-        if raw:
+        if is_shared and regions is not None:
+            inputs[name] = from_bytes(name, kind, shape, regions.read(name, _parameters(tensor.parameters)), most)
+        elif raw:
             if tensor.HasField("contents"):
                 raise RequestError(f"{name}: contents and raw_input_contents exclude each other")
-            inputs[name] = from_bytes(name, kind, shape, memoryview(raw[i]), most)
+            inputs[name] = from_bytes(name, kind, shape, memoryview(next(parts)), most)
         else:
             inputs[name] = _typed(tensor, shape, most)
     return inputs
@@ -265,23 +292,30 @@ def _text(each: bytes) -> str | bytes:
         return each
 
 
-def _write(message: Any, outcome: Outcome) -> Any:
-    names = [each.name for each in message.outputs] or list(outcome.outputs)
-    for name in names:
+def _write(message: Any, outcome: Outcome, regions: Regions | None) -> Any:
+    """The raw contents of an output in shared memory are empty."""
+    asked = [(each.name, _parameters(each.parameters)) for each in message.outputs]
+    outputs, raw = [], []
+    for name, parameters in asked or [(name, {}) for name in outcome.outputs]:
         if name not in outcome.outputs:
             raise RequestError(f"no output {name!r}", expected=", ".join(outcome.outputs))
-    arrays = [outcome.outputs[name] for name in names]
-    outputs = [
-        _M["InferOutputTensor"](name=name, datatype=datatype_of(array), shape=array.shape)
-        for name, array in zip(names, arrays, strict=True)
-    ]
+        array = outcome.outputs[name]
+        row = _M["InferOutputTensor"](name=name, datatype=datatype_of(array), shape=array.shape)
+        if REGION in parameters:
+            for key, value in write_region(regions, name, parameters, array).items():
+                field = "string_param" if isinstance(value, str) else "int64_param"
+                row.parameters[key].CopyFrom(_M["InferParameter"](**{field: value}))
+            raw.append(b"")
+        else:
+            raw.append(to_bytes(array))
+        outputs.append(row)
     version = outcome.version
     return _M["ModelInferResponse"](
         model_name=version.name,
         model_version=version.version,
         id=message.id,
         outputs=outputs,
-        raw_output_contents=[to_bytes(array) for array in arrays],
+        raw_output_contents=raw,
     )
 
 

@@ -14,6 +14,7 @@ _TENSOR = (
 )
 _REPOSITORY = "repository_name:1 string, model_name:2 string, parameters:3 map<ModelRepositoryParameter>"
 _ASKED = "name:1 string, version:2 string"
+_REGION = "name:1 string, key:2 string, offset:3 uint64, byte_size:4 uint64"
 _DURATION = "count:1 uint64, ns:2 uint64"
 # message → `field:number type`, with `*` for repeated fields and `?` for the members of a oneof.
 _TABLE = {
@@ -79,6 +80,13 @@ _TABLE = {
     "RepositoryModelLoadResponse": "",
     "RepositoryModelUnloadRequest": _REPOSITORY,
     "RepositoryModelUnloadResponse": "",
+    "SystemSharedMemoryStatusRequest": "name:1 string",
+    "RegionStatus": _REGION,
+    "SystemSharedMemoryStatusResponse": "regions:1 map<RegionStatus>",
+    "SystemSharedMemoryRegisterRequest": _REGION,
+    "SystemSharedMemoryRegisterResponse": "",
+    "SystemSharedMemoryUnregisterRequest": "name:1 string",
+    "SystemSharedMemoryUnregisterResponse": "",
 }  # fmt: skip
 # Numbers of the configuration's data types.
 _NAMES = ("BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64")

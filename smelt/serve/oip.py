@@ -20,6 +20,7 @@ from smelt.serve.http import JSON_TYPE, Request, Response, Routes, json_response
 from smelt.serve.keys import Keys
 from smelt.serve.models import Catalogue, Version, check_inputs
 from smelt.serve.problems import BusyError, NotFoundError, RequestError, UnavailableError
+from smelt.serve.shared_memory import REGION, Regions
 from smelt.serve.tensors import from_bytes, from_json, to_json
 from smelt.version import __version__
 
@@ -76,6 +77,8 @@ class Service:
 
     def __init__(self, catalogue: Catalogue, config: Config, keys: Keys) -> None:
         self.catalogue, self.config, self.keys = catalogue, config, keys
+        self.regions = Regions() if config.shared_memory else None
+        self.extensions = [*EXTENSIONS, *(["system_shared_memory"] if config.shared_memory else [])]
 
     def visible(self, key: KeyConfig | None) -> list[Version]:
         """The models that a key opens."""
@@ -167,7 +170,7 @@ class Rest:
         routes.add("POST", "/v2/repository/models/{}/unload", self.unload)
 
     async def server(self, request: Request) -> Response:
-        return json_response({"name": "smelt", "version": __version__, "extensions": EXTENSIONS})
+        return json_response({"name": "smelt", "version": __version__, "extensions": self.service.extensions})
 
     async def live(self, request: Request) -> Response:
         return json_response({"live": True})
@@ -253,12 +256,12 @@ class Rest:
         name, *version = request.parts
         body = await request.body(self.config.max_body, self.config.body_timeout)
         length = request.headers.get(HEADER_LENGTH)
-        asked, inputs = parse(body, length, self.config.max_elements)
+        asked, inputs = parse(body, length, self.config.max_elements, self.service.regions)
         outcome = await self.service.infer(
             name, version[0] if version else "", inputs, asked.parameters, started, request
         )
         before = time.perf_counter()
-        response = answer(asked, outcome)
+        response = answer(asked, outcome, self.service.regions)
         outcome.version.stats.output_ns += round((time.perf_counter() - before) * 1e9)
         return response
 
@@ -272,7 +275,9 @@ def _read_options(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     return read_json(decoder, body if body.strip() else b"{}", "the body")
 
 
-def parse(body: bytes, header_length: bytes | None, most: int) -> tuple[InferRequest, dict[str, Array]]:
+def parse(
+    body: bytes, header_length: bytes | None, most: int, regions: Regions | None = None
+) -> tuple[InferRequest, dict[str, Array]]:
     """A request and its arrays. With a header length the JSON comes first and raw tensors follow it."""
     view = memoryview(body)
     head, raw = view, memoryview(b"")
@@ -303,6 +308,9 @@ def parse(body: bytes, header_length: bytes | None, most: int) -> tuple[InferReq
                 )
             inputs[tensor.name] = from_bytes(tensor.name, tensor.datatype, tensor.shape, raw[:size], most)
             raw = raw[size:]
+        elif regions is not None and REGION in tensor.parameters:
+            data = regions.read(tensor.name, tensor.parameters)
+            inputs[tensor.name] = from_bytes(tensor.name, tensor.datatype, tensor.shape, data, most)
         elif bytes(tensor.data):
             inputs[tensor.name] = from_json(tensor.name, tensor.datatype, tensor.shape, bytes(tensor.data), most)
         else:
@@ -312,7 +320,7 @@ def parse(body: bytes, header_length: bytes | None, most: int) -> tuple[InferReq
     return asked, inputs
 
 
-def answer(asked: InferRequest, outcome: Outcome) -> Response:
+def answer(asked: InferRequest, outcome: Outcome, regions: Regions | None = None) -> Response:
     """The outputs that were asked for, each as JSON or binary as the request says."""
     wanted = _wanted(asked.outputs, outcome)
     binary_default = asked.parameters.get("binary_data_output") is True
@@ -321,7 +329,9 @@ def answer(asked: InferRequest, outcome: Outcome) -> Response:
     for name, parameters in wanted:
         array = _classify(outcome.outputs[name], parameters.get("classification"))
         row: dict[str, Any] = {"name": name, "datatype": datatype_of(array), "shape": list(array.shape)}
-        if parameters.get("binary_data", binary_default) is True:
+        if REGION in parameters:
+            row["parameters"] = write_region(regions, name, parameters, array)
+        elif parameters.get("binary_data", binary_default) is True:
             raw.append(to_bytes(array))
             row["parameters"] = {"binary_data_size": len(raw[-1])}
         else:
@@ -336,6 +346,12 @@ def answer(asked: InferRequest, outcome: Outcome) -> Response:
         return Response(text, kind=JSON_TYPE)
     length = [(HEADER_LENGTH, str(len(text)).encode())]
     return Response(b"".join((text, *raw)), kind=BINARY_TYPE, headers=length)
+
+
+def write_region(regions: Regions | None, name: str, parameters: Mapping[str, Any], array: Array) -> dict[str, Any]:
+    if regions is None:
+        raise RequestError(f"{name}: shared memory is off here", remedy="shared_memory = true")
+    return regions.write(name, parameters, to_bytes(array))
 
 
 def _wanted(outputs: Sequence[TensorOut], outcome: Outcome) -> list[tuple[str, Mapping[str, Any]]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from smelt.serve import oip, ollama, openai, rerank, responses, simple
+from smelt.serve import oip, ollama, openai, rerank, responses, shared_memory, simple
 from smelt.serve.config import NAME
 from smelt.serve.http import Request, Response, Routes, json_response
 from smelt.version import __version__
@@ -134,6 +134,13 @@ class VersionStatistics(Record):
 
 class Statistics(Record):
     model_stats: list[VersionStatistics]
+
+
+class Region(Record):
+    name: str
+    key: str
+    offset: int
+    byte_size: int
 
 
 class ModelIndex(Record):
@@ -396,6 +403,14 @@ def _operations() -> Sequence[Operation]:
 
 
 OPERATIONS = _operations()
+_REGION = "/v2/systemsharedmemory/region/{name}"
+SHARED_MEMORY = (  # where it is on
+    Operation("get", "/v2/systemsharedmemory/status", "Registered regions.", list[Region]),
+    Operation("get", f"{_REGION}/status", "A registered region.", list[Region]),
+    Operation("post", f"{_REGION}/register", "Register POSIX shared memory.", Empty, shared_memory.RegisterAsked),
+    Operation("post", f"{_REGION}/unregister", "Forget a region.", Empty, ANYTHING, (), False),
+    Operation("post", "/v2/systemsharedmemory/unregister", "Forget all regions.", Empty, ANYTHING, (), False),
+)
 _OPEN = ("/v2/health/live", "/v2/health/ready", "/health", "/ping", "/openapi.json")
 _JSON = "application/json"
 
@@ -454,7 +469,8 @@ def _describe(each: Operation, schema_of: Mapping[str, Any]) -> dict[str, Any]:
 class OpenAPI:
     """`/openapi.json`, made once."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared_memory: bool) -> None:
+        self._operations = (*OPERATIONS, *SHARED_MEMORY) if shared_memory else OPERATIONS
         self._made: Response | None = None
 
     def add_to(self, routes: Routes) -> None:
@@ -462,5 +478,5 @@ class OpenAPI:
 
     async def document(self, request: Request) -> Response:
         if self._made is None:
-            self._made = json_response(document())
+            self._made = json_response(document(self._operations))
         return self._made

@@ -101,7 +101,9 @@ def echo(path: Path) -> Path:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     path = echo(tmp_path_factory.mktemp("models") / "echo.onnx")
-    made = Server(DIGITS, str(path), "--engine", "reference", "--admin")
+    settings = path.with_name("server.toml")
+    settings.write_text("shared_memory = true\n")
+    made = Server(DIGITS, str(path), "--engine", "reference", "--admin", "--config", str(settings))
     yield made
     made.close()
 

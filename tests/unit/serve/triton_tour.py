@@ -15,6 +15,7 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.grpc.aio as triton_grpc_aio
 import tritonclient.http as triton_http
 import tritonclient.http.aio as triton_http_aio
+import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 NUMBERS = ("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
@@ -143,6 +144,39 @@ def tour_grpc(address):
     asyncio.run(again())
 
 
+def tour_shared_memory(client, kind):
+    """Inputs and outputs in one region of POSIX shared memory."""
+    array = np.arange(6, dtype=np.int32).reshape(2, 3)
+    region = shm.create_shared_memory_region("tour", "/smelt_triton_tour", 2 * array.nbytes)
+    try:
+        shm.set_shared_memory_region(region, [array])
+        client.register_system_shared_memory("tour", "/smelt_triton_tour", 2 * array.nbytes)
+        found = []
+        for name, other in arrays().items():
+            each = kind.InferInput(name, (2, 3), np_to_triton_dtype(other.dtype))
+            if name == "in_int32":
+                each.set_shared_memory("tour", array.nbytes)
+            else:
+                each.set_data_from_numpy(np.zeros((2, 3), other.dtype))
+            found.append(each)
+        shared = kind.InferRequestedOutput("out_int32")
+        shared.set_shared_memory("tour", array.nbytes, offset=array.nbytes)
+        result = client.infer("echo", found, outputs=[shared, kind.InferRequestedOutput("out_float64")])
+        np.testing.assert_array_equal(result.as_numpy("out_float64"), np.zeros((2, 3)))
+        got = shm.get_contents_as_numpy(region, np.int32, (2, 3), offset=array.nbytes)
+        np.testing.assert_array_equal(got, array)
+        status = client.get_system_shared_memory_status("tour")
+        assert "tour" in str(status)
+        client.unregister_system_shared_memory("tour")
+        assert not client.get_system_shared_memory_status() or not client.get_system_shared_memory_status().regions
+    finally:
+        shm.destroy_shared_memory_region(region)
+
+
 tour_http(sys.argv[1])
 tour_grpc(sys.argv[2])
+with triton_http.InferenceServerClient(sys.argv[1]) as http_client:
+    tour_shared_memory(http_client, triton_http)
+with triton_grpc.InferenceServerClient(sys.argv[2]) as grpc_client:
+    tour_shared_memory(grpc_client, triton_grpc)
 print("the tour is over")
