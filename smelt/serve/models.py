@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,11 @@ from smelt.serve.isolation.remote import RemoteModel, Zygote, is_supported
 from smelt.serve.isolation.remote_queue import RemoteQueue
 from smelt.serve.opening import held_bytes, open_model, warm_up, why_not_batched
 from smelt.serve.pipeline import SUFFIX as PYTHON
-from smelt.serve.pipeline import Pipeline, PipelineQueue, is_pipeline
+from smelt.serve.pipeline import Pipeline, PipelineQueue, is_pipeline, read_steps
 from smelt.serve.problems import NotFoundError, RequestError, UnavailableError
 from smelt.serve.queue import Limits, ModelQueue
 from smelt.serve.stats import ModelStats, Sample
+from smelt.serve.step import ModelStep
 from smelt.serve.tensors import datatype
 from smelt.shape import Shape
 from smelt.size import Size
@@ -244,7 +245,7 @@ class Catalogue:
             started = time.perf_counter()
             try:
                 if is_pipeline(fresh.config, fresh.path):
-                    await asyncio.to_thread(_open_pipeline, fresh, self.get)
+                    await _open_pipeline(fresh, self.demand)
                 else:
                     await asyncio.to_thread(_open, fresh, self._zygote)
             except SmeltError as error:
@@ -409,13 +410,15 @@ def _name_of(path: Path) -> str:
 # ---- loading, in a thread ----
 
 
-def _open_pipeline(version: Version, find: Callable[[str], Version]) -> None:
+async def _open_pipeline(version: Version, demand: Callable[[str], Awaitable[Version]]) -> None:
     is_named = Path(version.config.path) == version.path  # by the user, and not found in a repository
     if version.path.suffix == PYTHON and not (is_named or version.config.trusted):
         raise UnsupportedError(
             f"{version.path} would run inside the server", remedy="trusted = true in the model's configuration"
         )
-    made = Pipeline(version.name, version.config, version.path, find)
+    steps = await asyncio.to_thread(read_steps, version.config, version.path)
+    models = {each.name: await demand(each.name) for each, _ in steps if isinstance(each, ModelStep)}
+    made = Pipeline(version.name, version.config, steps, models, demand)
     version.loaded, version.batching = made, "a pipeline's models have queues of their own"
     version.queue = PipelineQueue(made, version.config.max_queue, version.stats.call)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +43,8 @@ class Called(Protocol):
     def queue(self) -> Any: ...
 
 
-Find = Callable[[str], Called]  # a name → the model that is ready, or an error
+Steps = Sequence[tuple[PythonStep | ModelStep, StepConfig]]
+Demand = Callable[[str], Awaitable[Called]]  # a name → the model once it is ready, or an error
 
 
 class StepError(SmeltError):
@@ -72,7 +73,7 @@ class Stage:
         return self.step.name
 
 
-def read_steps(config: ModelConfig, path: Path) -> list[tuple[PythonStep | ModelStep, StepConfig]]:
+def read_steps(config: ModelConfig, path: Path) -> Steps:
     """The steps that a Python file or a configuration lists, and the names that a configuration gives their values."""
     if path.suffix == SUFFIX:
         listed = getattr(_import(path), LIST, None)
@@ -135,16 +136,14 @@ def _import(path: Path) -> Any:
 # ---- proving ----
 
 
-def connect(
-    steps: Sequence[tuple[PythonStep | ModelStep, StepConfig]], find: Find
-) -> tuple[list[Stage], dict[str, Value], dict[str, Value]]:
+def connect(steps: Steps, models: Mapping[str, Called]) -> tuple[list[Stage], dict[str, Value], dict[str, Value]]:
     """The stages, the pipeline's inputs and its outputs (those of the last step). Raises where two do not fit."""
     known: dict[str, tuple[Value, str]] = {}  # value → what it is, and the step that gives it
     asked: dict[str, Value] = {}
     fresh = _Fresh()
     stages: list[Stage] = []
     for number, (each, said) in enumerate(steps, 1):
-        stage = _stage(each, said, find)
+        stage = _stage(each, said, models)
         where = f"step {number} ({stage.name})"
         bound: dict[str, Size] = {}
         joints = [(own, name) for own, name in stage.takes.items() if name in known]
@@ -162,12 +161,12 @@ def connect(
     return stages, asked, {name: known[name][0] for name in stages[-1].gives.values()}
 
 
-def _stage(each: PythonStep | ModelStep, said: StepConfig, find: Find) -> Stage:
+def _stage(each: PythonStep | ModelStep, said: StepConfig, models: Mapping[str, Called]) -> Stage:
     if isinstance(each, PythonStep):
         inputs, outputs = dict(each.inputs), dict(each.outputs)
         takes, gives = said.inputs, said.outputs
     else:
-        served = find(each.name)
+        served = models[each.name]
         if served.queue is None:
             raise UnsupportedError(f"{each.name} is a language model and no step of a pipeline")
         inputs, outputs = ({p.name: _value(p) for p in ports} for ports in (served.inputs, served.outputs))
@@ -246,9 +245,11 @@ class Pipeline:
     optional: tuple[Port, ...] = ()
     memory = None
 
-    def __init__(self, name: str, config: ModelConfig, path: Path, find: Find) -> None:
-        self.name, self.find = name, find
-        self.stages, inputs, outputs = connect(read_steps(config, path), find)
+    def __init__(
+        self, name: str, config: ModelConfig, steps: Steps, models: Mapping[str, Called], demand: Demand
+    ) -> None:
+        self.name, self.demand = name, demand
+        self.stages, inputs, outputs = connect(steps, models)
         ports = [
             tuple(Port(key, value.shape, STRINGS if value.strings else ()) for key, value in side.items())
             for side in (inputs, outputs)
@@ -283,7 +284,7 @@ class Pipeline:
     async def _model(
         self, stage: Stage, given: Mapping[str, Array], deadline: float | None, priority: int
     ) -> dict[str, Array]:
-        served = self.find(stage.name)
+        served = await self.demand(stage.name)
         if {port.name: _value(port) for port in served.inputs} != stage.inputs:
             raise UnavailableError(f"{stage.name} has changed", remedy=f"load {self.name} again")
         outputs: dict[str, Array]

@@ -33,8 +33,8 @@ class Show:
     async def show(self, request: Request) -> Response:
         self.keys.check_admin(request.key)
         (name,) = request.parts
-        version = self.catalogue.get(name)
-        if version.queue is None or is_pipeline(version.config, version.path):
+        version = self.catalogue.pick(name)
+        if version.language or is_pipeline(version.config, version.path):
             raise RequestError(f"{name} is no model of tensors", remedy="one of its models, if it is a pipeline")
         if self._busy:
             raise BusyError("another model is being shown", retry_after=5)

@@ -90,7 +90,7 @@ class Simple:
 
     async def infer(self, request: Request) -> Response:
         started = time.perf_counter()
-        version = self._callable(request)
+        version = await self._callable(request)
         body = await request.body(self.config.max_body, self.config.body_timeout)
         asked = read_json(_ASKED, body, "the request")
         return json_response(await request.while_connected(self._run(version, asked, started)))
@@ -98,7 +98,7 @@ class Simple:
     async def infer_batch(self, request: Request) -> Response:
         """Several requests in one body. Each has an answer or an error of its own; they share calls where they may."""
         started = time.perf_counter()
-        version = self._callable(request)
+        version = await self._callable(request)
         body = await request.body(self.config.max_body, self.config.body_timeout)
         asked = read_json(_BATCH, body, "the request").requests
         if len(asked) > MAX_REQUESTS:
@@ -106,10 +106,10 @@ class Simple:
         work = (self._run_or_report(version, each, started) for each in asked)
         return json_response({"responses": await request.while_connected(_gather(work))})
 
-    def _callable(self, request: Request) -> Version:
+    async def _callable(self, request: Request) -> Version:
         (name,) = request.parts
         self.keys.check_model(request.key, name)
-        version = self.catalogue.get(name)
+        version = await self.catalogue.demand(name)
         if version.queue is None:
             raise RequestError(f"{name} is a language model", remedy="POST /v1/chat/completions, or /v1/completions")
         return version

@@ -117,6 +117,14 @@ def test_a_model_that_is_gone_or_changed_is_said(folder: Path) -> None:
         assert (reply.status, "no model 'digits'" in reply.json["error"]) == (503, True)
 
 
+def test_a_model_that_was_unloaded_to_save_memory_comes_back(folder: Path) -> None:
+    models = [ModelConfig(path=str(folder / "classify.py")), model(DIGITS, trusted=True)]
+    with serving(*models, model(DIGITS, name="other", trusted=True), memory_budget="500MB") as client:
+        client.run(client.app.catalogue.unload("digits"))
+        client.app.catalogue.pick("digits").on_demand = True
+        assert ask(client, "classify", [[[0] * 8] * 8])
+
+
 # ---- the proof ----
 
 
@@ -145,7 +153,7 @@ def made(takes: dict[str, str], gives: dict[str, str]) -> PythonStep:
 
 
 def shapes(*steps: PythonStep | ModelStep) -> tuple[dict[str, str], dict[str, str]]:
-    _, inputs, outputs = connect([(each, StepConfig()) for each in steps], MODELS.__getitem__)
+    _, inputs, outputs = connect([(each, StepConfig()) for each in steps], MODELS)
     return tuple({name: str(value) for name, value in side.items()} for side in (inputs, outputs))  # type: ignore[return-value]
 
 
