@@ -160,8 +160,10 @@ def running() -> Runtime | None:
 
 
 def limit_this_thread(most: int) -> None:
-    """Have calls of this thread use at most so many workers, itself included; 0: no limit of its own. Waking another
-    thread takes longer than a short call. Nothing happens before a runtime is loaded."""
+    """Have calls of this thread use at most `most` workers, itself included; 0: no limit of its own.
+
+    Waking another thread takes longer than a short call. Nothing happens before a runtime is loaded.
+    """
     if _here:
         _here[0].held.smelt_limit_thread(most)
 

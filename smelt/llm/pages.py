@@ -142,7 +142,7 @@ class Pages:
             sequence.gone = i + 1
 
     def needed(self, tokens: int, chunk: int) -> int:
-        """Pages that a sequence of so many tokens holds at most, if steps read up to `chunk` of them."""
+        """Pages that a sequence of `tokens` tokens holds at most, if steps read up to `chunk` of them."""
         whole = -(-tokens // PAGE)
         return whole if self.window is None else min(whole, pages_in_window(self.window, chunk))
 

@@ -24,7 +24,7 @@ from smelt.serve.problems import BusyError, DeadlineError, UnavailableError
 from smelt.stop import Cancel
 
 INLINE = 100e-6  # seconds of a call that is not worth another thread
-MEASURED = 16  # one of so many calls on the event loop: reading a thread's clock takes a while
+MEASURED = 16  # one call in this number on the event loop: reading a thread's clock takes a while
 
 Inputs = Mapping[str, Array]
 

@@ -146,7 +146,7 @@ class Channel:
         self._send(make([tensor for _, tensor in rows]), passed)
 
     def _reserve(self, size: int) -> int | None:
-        """Have memory for so many bytes; the descriptor to pass where it is new."""
+        """Have memory for `size` bytes; the descriptor to pass where it is new."""
         if size <= len(self._mine) and self._out is not None:
             return None
         room = max(LEAST, 1 << (size - 1).bit_length())

@@ -44,8 +44,9 @@ def test_vectors_are_those_of_sentence_transformers(case: str, engine: str, tmp_
     for mode in MODES if engine == "reference" else MODES[:1]:
         pooling = {f"pooling_mode_{OLD[mode]}": True} if mode in OLD else {"pooling_mode": mode}
         want = write_folder(tmp_path, case, PLAIN, pooling)
-        with smelt.load(tmp_path, engine=engine) as model:
-            assert isinstance(model, EmbeddingModel)
+        loaded: object = smelt.load(tmp_path, engine=engine)
+        assert isinstance(loaded, EmbeddingModel)
+        with loaded as model:
             np.testing.assert_allclose(model.embed(want["lists"]), want[mode], rtol=1e-4, atol=2e-5)
 
 
