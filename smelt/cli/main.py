@@ -250,7 +250,7 @@ def quantise(
     engine: EngineName = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Write a GGUF file with its matrices in a smaller format, and say what they lost."""
+    """Write a GGUF file or a Hugging Face folder as GGUF with matrices in a smaller format; say what they lost."""
     quantise_command.quantise(model, output, to, text, {"engine": engine}, as_json)
 
 

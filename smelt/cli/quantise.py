@@ -1,4 +1,4 @@
-"""`smelt quantise`: a GGUF file in a smaller format, with the loss that it brings, measured."""
+"""`smelt quantise`: a GGUF file or a folder as GGUF in a smaller format, with the loss that it brings, measured."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def quantise(path: Path, output: Path, to: str, text: Path | None, loading: Mapp
     record: dict[str, Any] = {
         "model": str(path),
         "output": str(output),
-        "bytes": {"before": path.stat().st_size, "after": output.stat().st_size},
+        "bytes": {"before": _size(path), "after": output.stat().st_size},
         "tensors": [{"name": each.name, "format": each.format, "error": each.error} for each in losses],
     }
     if text is not None:
@@ -40,6 +40,10 @@ def quantise(path: Path, output: Path, to: str, text: Path | None, loading: Mapp
         print(json.dumps(record))
     else:
         _show(record, losses)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else sum(each.stat().st_size for each in path.glob("*.safetensors"))
 
 
 def _perplexity(path: Path, text: Path, loading: Mapping[str, Any]) -> float:

@@ -1,14 +1,14 @@
-"""A GGUF file with the metadata of another one and tensors that are given: `rewrite`. Called by `quantise`.
-
-The metadata go over byte by byte; only the file type and the version of quantisation are set.
+"""GGUF files: `rewrite` takes the metadata of another one byte by byte, with the file type and the version of
+quantisation set; `write` takes them as Python's values. Called by `quantise`.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from smelt.ir.blocks import Block
 from smelt.read.gguf import ALIGNMENT, ELEMENTS, Gguf
 
 _NUMBERS = {name: number for number, name in ELEMENTS.items()}
-_U32 = 4  # GGUF's number of the type
+_U32, _I32, _F32, _STRING, _ARRAY = 4, 5, 6, 8, 9  # GGUF's numbers of types
 QUANTISATION = 2
 
 
@@ -44,9 +44,40 @@ class Tensor:
 
 
 def rewrite(file: Gguf, target: Path, tensors: Sequence[Tensor], file_type: int) -> None:
-    """Write the file; it appears whole, or not at all."""
-    alignment = file.metadata.get("general.alignment", ALIGNMENT)
+    """Write a file again with other tensors."""
     pairs, count = _metadata(file, {"general.file_type": file_type, "general.quantization_version": QUANTISATION})
+    _write(target, pairs, count, tensors, file.metadata.get("general.alignment", ALIGNMENT))
+
+
+def write(target: Path, metadata: Mapping[str, Any], tensors: Sequence[Tensor], file_type: int) -> None:
+    """Write a file."""
+    numbers = {"general.file_type": file_type, "general.quantization_version": QUANTISATION}
+    pairs = [_string(key) + _value(value) for key, value in {**metadata, **numbers}.items()]
+    _write(target, b"".join(pairs), len(pairs), tensors, ALIGNMENT)
+
+
+def _string(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def _value(value: Any) -> bytes:
+    """GGUF's number of a type, and the value."""
+    match value:
+        case str():
+            return struct.pack("<I", _STRING) + _string(value)
+        case int():
+            return struct.pack("<II", _U32, value)
+        case float():
+            return struct.pack("<If", _F32, value)
+        case np.ndarray():
+            return struct.pack("<IIQ", _ARRAY, _I32, len(value)) + value.astype("<i4").tobytes()
+        case _:
+            return struct.pack("<IIQ", _ARRAY, _STRING, len(value)) + b"".join(map(_string, value))
+
+
+def _write(target: Path, pairs: bytes, count: int, tensors: Sequence[Tensor], alignment: int) -> None:
+    """The file appears whole, or not at all."""
     head = [b"GGUF", struct.pack("<IQQ", 3, len(tensors), count), pairs]
     at = 0
     for tensor in tensors:

@@ -1,5 +1,5 @@
-"""Block-quantised weights from numbers, for the simple formats, as llama.cpp's reference does it; and a GGUF file with
-its matrices in another format. `smelt quantise` calls `quantise`.
+"""Block-quantised weights from numbers, for the simple formats, as llama.cpp's reference does it; and a GGUF file of
+another one, or of a folder, with its matrices in such a format. `smelt quantise` calls `quantise`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
-from smelt.dtype import Array
-from smelt.errors import UnsupportedError
+from smelt.dtype import Array, dtype
+from smelt.errors import FileError, UnsupportedError
 from smelt.ir.blocks import BLOCKS, Block, decode
-from smelt.llm.gguf_write import Tensor, rewrite
+from smelt.llm import checkpoint
+from smelt.llm.gguf_export import check_same, metadata_of, tensors_of
+from smelt.llm.gguf_write import Tensor, rewrite, write
 from smelt.read import gguf
 
+KEPT = ("ffn_gate_inp.", "position_embd.")  # small, and what they decide is not
 HEADS = ("token_embd.weight", "output.weight")  # tables that small formats leave in q8_0
 FILE_TYPES = {"q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9}  # general.file_type
 
@@ -108,40 +111,74 @@ class Loss:
 
 
 def quantise(source: Path, target: Path, to: str, progress: Callable[[str], None] = lambda _: None) -> list[Loss]:
-    """Write a GGUF file again with its matrices in a format; what each of them lost.
+    """Write a GGUF file of a GGUF file or a Hugging Face folder, with its matrices in a format; what each of them lost.
 
-    Embeddings and the output matrix are kept in q8_0 or better; vectors, and matrices whose rows are no whole blocks,
-    stay as they are.
+    Embeddings and the output matrix are kept in q8_0 or better; vectors, routers, positions and matrices whose rows are
+    no whole blocks stay as they are.
     """
     if to not in ENCODERS:
         raise UnsupportedError("a format that is not written", expected=", ".join(ENCODERS), got=to)
-    if source.suffix.lower() != ".gguf":
-        raise UnsupportedError(
-            f"{source} is no GGUF file", remedy="convert the folder to one with f16 or f32 weights first"
-        )
-    file = gguf.read(source)
     losses: list[Loss] = []
+    if source.is_dir():
+        _quantise_folder(source, target, to, progress, losses)
+        return losses
+    if source.suffix.lower() != ".gguf":
+        raise UnsupportedError(f"{source} cannot be quantised", expected="a GGUF file or a Hugging Face folder")
+    file = gguf.read(source)
 
     def tensor(name: str) -> Tensor:
         kept, sizes = file.formats[name], file.dense.shape(name).numbers()
-        row = BLOCKS["q8_0" if name in HEADS else to]
-        if (
-            len(sizes) < 2
-            or sizes[-1] % row.length
-            or (isinstance(kept, Block) and kept.bytes * row.length <= row.bytes * kept.length)
-        ):
+        row = _format(name, sizes, to)
+        if row is None or (isinstance(kept, Block) and kept.bytes * row.length <= row.bytes * kept.length):
             return Tensor(name, sizes, kept, lambda: file.packed[name].numpy())
-
-        def load() -> Array:
-            progress(name)
-            dense = file.dense[name].numpy().astype(np.float32)
-            made = encode(row, dense)
-            wrong = decode(row, made).astype(np.float64) - dense
-            size = float(np.sqrt(np.mean(np.square(dense, dtype=np.float64))))
-            losses.append(Loss(name, row.name, float(np.sqrt(np.mean(wrong**2))) / max(size, 1e-30)))
-            return made
-
-        return Tensor(name, sizes, row, load)
+        return _encoded(name, sizes, row, lambda: file.dense[name].numpy(), progress, losses)
 
     rewrite(file, target, [tensor(name) for name in file.packed], FILE_TYPES[to])
     return losses
+
+
+def _format(name: str, sizes: tuple[int, ...], to: str) -> Block | None:
+    """The blocks that a tensor is written in; None for those that stay as they are."""
+    row = BLOCKS["q8_0" if name in HEADS else to]
+    kept = len(sizes) < 2 or sizes[-1] % row.length or any(part in name for part in KEPT)
+    return None if kept else row
+
+
+def _encoded(
+    name: str,
+    sizes: tuple[int, ...],
+    row: Block,
+    load: Callable[[], Array],
+    progress: Callable[[str], None],
+    losses: list[Loss],
+) -> Tensor:
+    def encoded() -> Array:
+        progress(name)
+        dense = load().astype(np.float32)
+        if not np.isfinite(dense).all():
+            raise FileError(f"{name} has elements that are no numbers", got="NaN or infinity")
+        made = encode(row, dense)
+        wrong = decode(row, made).astype(np.float64) - dense
+        size = float(np.sqrt(np.mean(np.square(dense, dtype=np.float64))))
+        losses.append(Loss(name, row.name, float(np.sqrt(np.mean(wrong**2))) / max(size, 1e-30)))
+        return made
+
+    return Tensor(name, sizes, row, encoded)
+
+
+def _quantise_folder(source: Path, target: Path, to: str, progress: Callable[[str], None], losses: list[Loss]) -> None:
+    found = checkpoint.open(source)
+    tensors = []
+    for name, (sizes, load) in tensors_of(found).items():
+        row = _format(name, sizes, to)
+        if row is not None:
+            tensors.append(_encoded(name, sizes, row, load, progress, losses))
+            continue
+        element = dtype(load().dtype)
+        tensors.append(Tensor(name, sizes, element, load))
+    write(target, metadata_of(found), tensors, FILE_TYPES[to])
+    try:
+        check_same(found.config, checkpoint.open(target).config, target)
+    except BaseException:
+        target.unlink(missing_ok=True)
+        raise

@@ -186,6 +186,8 @@ def from_text(text: str, source: str) -> Tokenizer:
 
 def from_gguf(metadata: Mapping[str, Any], source: str) -> Tokenizer:
     """The tokenizer whose vocabulary a GGUF file holds."""
+    if isinstance(text := metadata.get("tokenizer.huggingface.json"), str):
+        return from_text(text, f"{source}: tokenizer.huggingface.json")
     kind, tokens = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
         raise FileError(f"{source}: no vocabulary", expected="tokenizer.ggml.tokens", remedy="give tokens, not text")

