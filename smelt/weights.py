@@ -127,6 +127,11 @@ class Weights(Mapping[str, HostBuffer]):
             ) from error
         return HostBuffer(array, stored.shape, owns=array.base is None)
 
+    def release(self) -> None:
+        """Give back the memory that mapped files take: for weights that are bound, and so copied. Arrays stay valid."""
+        for file in {stored.place[0] for stored in self._stored.values() if stored.place is not None}:
+            file.release()
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._stored)
 
@@ -304,6 +309,11 @@ class MappedFile:
             except (OSError, AttributeError):  # an older system: the kernel reads ahead
                 if hasattr(mmap, "MADV_WILLNEED"):
                     self._map.madvise(mmap.MADV_WILLNEED, start, size)
+
+    def release(self) -> None:
+        """Give the mapping's pages back; the next access reads them again."""
+        if isinstance(self._map, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED)
 
     def array(self, offset: int, element: ElementType, sizes: tuple[int, ...], what: str = "tensor") -> Array:
         """A view of part of the file; bounds are checked before anything is allocated."""

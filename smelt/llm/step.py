@@ -44,6 +44,7 @@ def make_step(checkpoint: Checkpoint, device: str, engine: str, precision: str) 
         step_cache.keep(key, store_build(build), checkpoint.name)
         return NativeStep(build.executable.prepare(checkpoint.weights), precision, str(platform))
     bound = compile_step(checkpoint, platform, precision).prepare(checkpoint.weights)
+    checkpoint.weights.release()  # the engine has them packed
     compiled = bound.compiled
     if isinstance(compiled, NativeExecutable) and not isinstance(platform.engine, Placing):
         return NativeStep(compiled, precision, str(platform), bound.close)

@@ -135,3 +135,15 @@ def test_unknown_metadata_are_refused(tmp_path: Path) -> None:
     writer.close()
     with pytest.raises(SmeltError, match="no architecture"):
         smelt.load(other)
+
+
+def test_released_weights_are_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(path, CASES["llama"])
+    weights = open_checkpoint(path).weights
+    before = {name: weights[name].numpy() for name in weights}
+    want = {name: array.copy() for name, array in before.items()}
+    weights.release()
+    for name in weights:
+        np.testing.assert_array_equal(before[name], want[name])
+        np.testing.assert_array_equal(weights[name].numpy(), want[name])
