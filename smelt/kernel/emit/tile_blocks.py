@@ -16,6 +16,7 @@ from smelt.target import TileShape
 
 UNIT = 32  # steps of k between two scales of activations
 LARGEST = 127  # rounded activation
+AHEAD = 4096  # bytes of records that are prefetched before they are used
 PREFIX = "smelt_block_dot_"
 
 BLOCKS_HEAD = """\
@@ -145,6 +146,8 @@ class _Text:
         if layout.row.minimum is not None:
             lines += [f"    const smelt_vector m{v} = {self.half('minimum', v)};" for v in vectors]
         lines += [f"    SMELT_NO_UNROLL for (i64 u = 0; u < {units}; u++) {{"] if units > 1 else ["    {"]
+        if rows > 1:
+            lines += self.prefetches(units)
         for group in range(UNIT // layout.group):
             lines += self.group(rows, group)
         per_unit = UNIT // layout.group
@@ -156,6 +159,13 @@ class _Text:
         for i in range(rows):
             lines += [f"  *(smelt_vector *)(tile + {COLUMNS * i + self.lanes * v}) = f{i}_{v};" for v in vectors]
         return "\n".join([*lines, "}"])
+
+    def prefetches(self, units: int) -> list[str]:
+        """The records after these, in equal shares. One row needs none: its instructions are so few that the processor
+        looks far ahead itself; with more, arithmetic would wait for memory at every page."""
+        share = -(-self.layout.record // units)
+        unit = f"u * {share} + " if units > 1 else ""
+        return [f"      __builtin_prefetch(w + {unit}{AHEAD + at});" for at in range(0, share, LINE)]
 
     def codebook(self) -> list[str]:
         book = self.layout.codebook
