@@ -1,4 +1,5 @@
-"""NVIDIA's driver through `cuda-bindings` (extra `cuda`): one device, its primary context and one stream.
+"""NVIDIA's driver through `cuda-bindings` (extra `cuda`): one device, its primary context, one stream for all work, and
+one to record graphs on.
 
 Everything is imported when it is first used. What the driver refuses becomes a DeviceError or RunError with a remedy.
 """
@@ -6,7 +7,7 @@ Everything is imported when it is first used. What the driver refuses becomes a 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -86,7 +87,8 @@ class CudaDriver:
         self._context = _checked(api.cuDevicePrimaryCtxRetain(self._device), "opening a context")
         self._local = threading.local()
         self._enter()
-        self._stream = _checked(api.cuStreamCreate(api.CUstream_flags.CU_STREAM_NON_BLOCKING.value), "opening a stream")
+        flags = api.CUstream_flags.CU_STREAM_NON_BLOCKING.value
+        self._stream, self._recorder = (_checked(api.cuStreamCreate(flags), "opening a stream") for _ in range(2))
         pool = _checked(api.cuDeviceGetDefaultMemPool(self._device), "finding the memory pool")
         keep = api.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
         _checked(api.cuMemPoolSetAttribute(pool, keep, api.cuuint64_t((1 << 64) - 1)), "setting up the memory pool")
@@ -96,6 +98,11 @@ class CudaDriver:
         if not getattr(self._local, "entered", False):
             _checked(self._cuda.cuCtxSetCurrent(self._context), "entering the context")
             self._local.entered = True
+
+    @property
+    def _here(self) -> Any:
+        """The stream for kernels and copies of this thread: while it records a graph, one that no other thread uses."""
+        return self._recorder if getattr(self._local, "records", False) else self._stream
 
     # -- facts --
 
@@ -136,7 +143,7 @@ class CudaDriver:
         values = np.array(arguments, np.int64)
         table = values.ctypes.data + 8 * np.arange(len(arguments), dtype=np.int64)
         sizes = (blocks, 1, 1, threads, 1, 1, 0)
-        _checked(self._cuda.cuLaunchKernel(function, *sizes, self._stream, int(table.ctypes.data), 0), "a launch")
+        _checked(self._cuda.cuLaunchKernel(function, *sizes, self._here, int(table.ctypes.data), 0), "a launch")
 
     # -- memory --
 
@@ -151,24 +158,46 @@ class CudaDriver:
     def upload(self, address: int, array: Array) -> None:
         if array.nbytes:
             self._enter()
-            self._do(self._cuda.cuMemcpyHtoDAsync(address, array.ctypes.data, array.nbytes, self._stream), "a copy")
+            _checked(self._cuda.cuMemcpyHtoDAsync(address, array.ctypes.data, array.nbytes, self._stream), "a copy")
 
     def download(self, array: Array, address: int) -> None:
         self._enter()
         if array.nbytes:
-            self._do(self._cuda.cuMemcpyDtoHAsync(array.ctypes.data, address, array.nbytes, self._stream), "a copy")
+            _checked(self._cuda.cuMemcpyDtoHAsync(array.ctypes.data, address, array.nbytes, self._stream), "a copy")
         self.wait()
 
     def move(self, target: int, source: int, count: int) -> None:
         self._enter()
-        self._do(self._cuda.cuMemcpyDtoDAsync(target, source, count, self._stream), "a copy")
+        _checked(self._cuda.cuMemcpyDtoDAsync(target, source, count, self._here), "a copy")
 
     def wait(self) -> None:
         self._enter()
-        self._do(self._cuda.cuStreamSynchronize(self._stream), "a run")
+        _checked(self._cuda.cuStreamSynchronize(self._stream), "a run")
 
-    def _do(self, answer: tuple[Any, ...], what: str) -> None:
-        _checked(answer, what)
+    # -- graphs --
+
+    def record(self, work: Callable[[], None]) -> Any:
+        self._enter()
+        mode = self._cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        _checked(self._cuda.cuStreamBeginCapture(self._recorder, mode), "recording a graph")
+        self._local.records = True
+        try:
+            work()
+        finally:
+            self._local.records = False
+            answer = self._cuda.cuStreamEndCapture(self._recorder)
+        graph = _checked(answer, "recording a graph")
+        made = _checked(self._cuda.cuGraphInstantiate(graph, 0), "making a graph")
+        _checked(self._cuda.cuGraphDestroy(graph), "making a graph")
+        return made
+
+    def replay(self, graph: Any) -> None:
+        self._enter()
+        _checked(self._cuda.cuGraphLaunch(graph, self._stream), "launching a graph")
+
+    def forget(self, graph: Any) -> None:
+        self._enter()
+        _checked(self._cuda.cuGraphExecDestroy(graph), "freeing a graph")
 
     # -- time --
 

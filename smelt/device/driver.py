@@ -5,7 +5,7 @@ Work is done in the order in which it is asked for; only `download` and `wait` w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from smelt.dtype import Array
@@ -48,4 +48,16 @@ class Driver(Protocol):
 
     def wait(self) -> None:
         """Wait for the work; raises what went wrong."""
+        ...
+
+    def record(self, work: Callable[[], None]) -> Any:
+        """The launches and copies that `work` asks for, as a graph. They are not done."""
+        ...
+
+    def replay(self, graph: Any) -> None:
+        """Do what a graph holds."""
+        ...
+
+    def forget(self, graph: Any) -> None:
+        """Free a graph, once it is done."""
         ...

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -17,7 +18,7 @@ from smelt.buffer import bytes_text, check_array, check_shape
 from smelt.device.api import Arrays, Memory
 from smelt.device.driver import Driver
 from smelt.device.entry import Entry, solve_symbols
-from smelt.device.gpu_buffer import GpuBuffer
+from smelt.device.gpu_buffer import Block, GpuBuffer
 from smelt.device.host_plan import PlanError, PlanProgram, Run, Sized
 from smelt.dtype import Array
 from smelt.errors import CancelledError, MemoryLimitError, RunError, SmeltError
@@ -25,6 +26,7 @@ from smelt.shape import Shape
 from smelt.stop import Stop
 
 SMALLER = "use smaller sizes"
+MOST_GRAPHS = 16  # of a bound program
 
 
 class GpuAccount:
@@ -119,6 +121,18 @@ def bring(driver: Driver, given: Any, shape: Shape, what: str) -> GpuBuffer:
     return GpuBuffer.of(driver, array, shape)
 
 
+class Recorded:
+    """A graph of a call, and the memory of its launches."""
+
+    __slots__ = ("__weakref__", "graph", "memory")
+
+    def __init__(self, driver: Driver, run: Run) -> None:
+        self.memory = Block(driver, run.launch_bytes())
+        run.memory, run.memory_bytes = self.memory.address, self.memory.bytes
+        self.graph = driver.record(run.start)
+        weakref.finalize(self, driver.forget, self.graph).atexit = False
+
+
 class GpuBound:
     """A program with its first arguments bound."""
 
@@ -130,6 +144,8 @@ class GpuBound:
         self._sizes = {name: size for name, size in sizes.items() if name in program.entry.symbols}
         self._cancelled = 0
         self._arena: GpuBuffer | None = None
+        self._seen: dict[tuple[int, ...], None] = {}  # sizes and addresses of calls,
+        self._graphs: dict[tuple[int, ...], Recorded] = {}  # and of those that came again
 
     def __call__(self, inputs: Arrays, out: Arrays | None = None, stop: Stop | None = None) -> Arrays:
         program, entry, held = self._program, self._program.entry, self._held
@@ -154,7 +170,7 @@ class GpuBound:
             results = self._results(sized, (*held, *given), out)
             buffers = self._table(sized, (*held, *given), results)
             run = Run(program.plan, program.driver, sized, buffers, poll)
-            self._start(run)
+            self._start(run, (*sized.symbols.values(), *buffers))
             return self._finish(run, results, inputs, given)
 
     def _fit(self, inputs: Arrays, held: Sequence[GpuBuffer]) -> list[GpuBuffer]:
@@ -226,15 +242,32 @@ class GpuBound:
                 table.append(0 if found is None else found.address)
         return table
 
-    def _start(self, run: Run) -> None:
+    def _start(self, run: Run, key: tuple[int, ...]) -> None:
         try:
-            run.start()
+            if self._program.plan.is_straight:
+                self._replay(run, key)
+            else:
+                run.start()
         except BaseException as error:
             run.free()
             explained = self._explain(error) if isinstance(error, PlanError) else error
             if isinstance(explained, SmeltError):
                 explained.started = True
             raise explained from None
+
+    def _replay(self, run: Run, key: tuple[int, ...]) -> None:
+        """A call with the sizes and addresses of an earlier one replays a graph, which the second such call records."""
+        known = self._graphs.pop(key, None)
+        if key not in self._seen:
+            self._seen[key] = None
+            run.start()
+        else:
+            known = known or Recorded(self._program.driver, run)
+            self._program.driver.replay(known.graph)
+            self._graphs[key] = known
+        for held in (self._seen, self._graphs):
+            if len(held) > MOST_GRAPHS:
+                del held[next(iter(held))]
 
     def _explain(self, error: PlanError) -> SmeltError:
         record = (*error.record, 0, 0)
@@ -289,10 +322,12 @@ class GpuBound:
     def trim(self) -> None:
         with self._program.lock:
             self._arena = None
+            self._graphs.clear()
 
     def close(self) -> None:
         with self._program.lock:
             self._held = self._arena = None
+            self._graphs.clear()
 
 
 def _index(buffer: Mapping[str, Any]) -> int:

@@ -42,6 +42,12 @@ class PlanProgram:
         self.functions = {name: find(name) for name in _functions(plan["steps"])}
         self._known: dict[tuple[int, ...], Sized] = {}
 
+    @property
+    def is_straight(self) -> bool:
+        """Whether a call is launches and copies alone, more than one: nothing depends on data."""
+        steps = self.plan["steps"]
+        return len(steps) > 1 and all(step["do"] in ("launch", "copy", "ensure") for step in steps)
+
     def sized(self, values: Sequence[int]) -> Sized:
         """What a call with these symbols needs. Raises PlanError where a check of sizes fails."""
         key = tuple(values)
@@ -144,10 +150,22 @@ class Run:
     memory: int = 0  # of launches: saved variables and scratch
     memory_bytes: int = 0
 
-    def start(self) -> None:
+    def __post_init__(self) -> None:
         self.numbers = list(self.sized.numbers)
         self.values = dict(self.sized.symbols)
+
+    def start(self) -> None:
         self.steps(self.program.plan["steps"])
+
+    def launch_bytes(self) -> int:
+        """The memory of launches, of a program that is straight."""
+        steps = (step["launches"] for step in self.program.plan["steps"] if step["do"] == "launch")
+        return max(map(self.needed, steps), default=0)
+
+    def needed(self, launches: Sequence[Mapping[str, Any]]) -> int:
+        """Bytes that the launches of a kernel share."""
+        each = (one["saved"] + one["scratch"] * one["per_block"] * self.blocks(one) for one in launches)
+        return max(each, default=0)
 
     def allocate(self, count: int) -> int:
         address = self.driver.allocate(count)
@@ -184,13 +202,11 @@ class Run:
             self.poll()
 
     def launch(self, launches: Sequence[Mapping[str, Any]]) -> None:
-        ready = [(each, self.blocks(each)) for each in launches]
-        memory = max(
-            (each["saved"] + each["scratch"] * each["per_block"] * blocks for each, blocks in ready), default=0
-        )
+        memory = self.needed(launches)
         if memory > self.memory_bytes:
             self.memory, self.memory_bytes = self.allocate(memory), memory
-        for each, blocks in ready:
+        for each in launches:
+            blocks = self.blocks(each)
             if blocks:
                 arguments = [self.buffers[i] for i in each["buffers"]]
                 arguments += [self.numbers[i] for i in each["sizes"]]

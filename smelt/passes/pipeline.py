@@ -143,9 +143,10 @@ def passes(
         Pass("pack_weights", rules(pack), "pack the B operands of GEMMs and convolutions into panels"),
         Pass("hoist_loop_invariants", hoist_loop_invariants, "move loop-invariant work in front of the loop"),
     )
+    on_blocks = Pass("lower_blocks", per_function(blocks), "multiply by packed block-quantised weights")
     fused = (
         Pass("fuse_attention", rules(attention_rules(width)), "FlashAttention: scores are never materialised"),
-        Pass("lower_blocks", per_function(blocks), "multiply by packed block-quantised weights"),
+        *((on_blocks,) if target is None or target.kind == "cpu" else ()),  # a GPU multiplies by decoded weights
         Pass("lower_int8", rules(int8_rules(width)), "compute quantised matmuls and convolutions as int8 GEMM"),
         Pass("inline", inline_composites, "decompose composites that have no kernel"),
         Pass("lower_bf16", per_function(lower_bf16), "compute bf16 matmuls as bf16 GEMM, or in f32"),

@@ -12,8 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,8 @@ class EmulatedDriver:
 
     def __init__(self) -> None:
         self.held: dict[int, tuple[Any, int]] = {}
-        self.launches = 0
+        self.spare: dict[int, list[tuple[int, Any]]] = {}  # by bytes
+        self.launches = self.replays = 0
 
     def attribute(self, name: str) -> int:
         return {"MULTIPROCESSOR_COUNT": 4}.get(name, 48 << 10)
@@ -95,8 +96,11 @@ class EmulatedDriver:
             self.check(address)
 
     def allocate(self, count: int) -> int:
-        block = (ctypes.c_char * (count + 2 * GUARD + 256))()
-        address = -(-(ctypes.addressof(block) + GUARD) // 256) * 256
+        if self.spare.get(count):  # as a driver's pool does: freed memory comes again
+            address, block = self.spare[count].pop()
+        else:
+            block = (ctypes.c_char * (count + 2 * GUARD + 256))()
+            address = -(-(ctypes.addressof(block) + GUARD) // 256) * 256
         ctypes.memset(address, 0xA5, count)
         for guard in (address - GUARD, address + count):
             ctypes.memset(guard, 0x5A, GUARD)
@@ -105,7 +109,8 @@ class EmulatedDriver:
 
     def free(self, address: int) -> None:
         self.check(address)
-        del self.held[address]
+        block, count = self.held.pop(address)
+        self.spare.setdefault(count, []).append((address, block))
 
     def check(self, address: int) -> None:
         for guard in (address - GUARD, address + self.held[address][1]):
@@ -121,6 +126,24 @@ class EmulatedDriver:
         ctypes.memmove(target, source, count)
 
     def wait(self) -> None: ...
+
+    def record(self, work: Callable[[], None]) -> list[Callable[[], None]]:
+        graph: list[Callable[[], None]] = []
+        plain = {name: getattr(self, name) for name in ("launch", "move")}
+        for name, call in plain.items():
+            setattr(self, name, lambda *given, call=call: graph.append(partial(call, *given)))
+        work()
+        for name in plain:
+            delattr(self, name)
+        return graph
+
+    def replay(self, graph: list[Callable[[], None]]) -> None:
+        self.replays += 1
+        for call in graph:
+            call()
+
+    def forget(self, graph: list[Callable[[], None]]) -> None:
+        graph.clear()
 
     def event(self) -> float:
         return time.perf_counter()

@@ -9,9 +9,24 @@
 typedef int Result;
 typedef unsigned long long Address;
 enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, NOT_FOUND = 500 };
-static int a_context, a_stream, a_pool;
+static int a_context, a_pool, streams[2], opened;
+static void *const a_stream = &streams[0], *const a_recorder = &streams[1];
 static __thread void *current;
 typedef struct { void (*run)(int, int, const long long *); int count; } Function;
+
+// A graph is the list of what was asked for while the stream recorded.
+typedef struct Work { struct Work *next; const Function *called; int blocks, threads; long long *given;
+  void *to; const void *from; size_t count; } Work;
+typedef struct { Work *first, **last; } Graph;
+static Graph *recording;
+static Result later(Work work) {
+  Work *made = malloc(sizeof work);
+  *made = work;
+  made->next = 0;
+  *recording->last = made;
+  recording->last = &made->next;
+  return SUCCESS;
+}
 
 Result cuInit(unsigned flags) { return flags ? INVALID_VALUE : SUCCESS; }
 Result cuDriverGetVersion(int *version) { *version = 13000; return SUCCESS; }
@@ -24,7 +39,10 @@ Result cuDeviceGetAttribute(int *found, int attribute, int device) {
 }
 Result cuDevicePrimaryCtxRetain(void **context, int device) { *context = &a_context; return device; }
 Result cuCtxSetCurrent(void *context) { current = context; return SUCCESS; }
-Result cuStreamCreate(void **stream, unsigned flags) { *stream = &a_stream; return flags == 1 ? SUCCESS : INVALID_VALUE; }
+Result cuStreamCreate(void **stream, unsigned flags) {
+  *stream = &streams[opened++];
+  return flags == 1 && opened <= 2 ? SUCCESS : INVALID_VALUE;
+}
 Result cuDeviceGetDefaultMemPool(void **pool, int device) { *pool = &a_pool; return device; }
 Result cuMemPoolSetAttribute(void *pool, int attribute, void *value) {
   return pool == &a_pool && attribute == 4 && *(unsigned long long *)value == ~0ull ? SUCCESS : INVALID_VALUE;
@@ -51,29 +69,70 @@ Result cuModuleGetFunction(void **function, void *module, const char *name) {
 Result cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned ty, unsigned tz,
                       unsigned shared, void *stream, void **parameters, void **extra) {
   const Function *called = function;
-  long long given[called->count];
-  if (current != &a_context || stream != &a_stream || y != 1 || z != 1 || ty != 1 || tz != 1 || shared || extra)
+  long long *given = malloc(sizeof *given * (called->count + 1));
+  if (current != &a_context || stream != (recording ? a_recorder : a_stream) || y != 1 || z != 1 || ty != 1 || tz != 1 || shared || extra)
     return INVALID_VALUE;
   for (int i = 0; i < called->count; i++) given[i] = *(long long *)parameters[i];
+  if (recording) return later((Work){ 0, called, x, threads, given });
   called->run(x, threads, given);
+  free(given);
   return SUCCESS;
 }
+Result cuStreamBeginCapture_v2(void *stream, int mode) {
+  if (recording || stream != a_recorder || mode != 1) return INVALID_VALUE;
+  recording = calloc(1, sizeof *recording);
+  recording->last = &recording->first;
+  return SUCCESS;
+}
+Result cuStreamEndCapture(void *stream, void **graph) {
+  *graph = recording;
+  recording = 0;
+  return stream == a_recorder ? SUCCESS : INVALID_VALUE;
+}
+Result cuGraphInstantiateWithFlags(void **made, void *graph, unsigned long long flags) { *made = graph; return flags; }
+Result cuGraphDestroy(void *graph) { return graph ? SUCCESS : INVALID_VALUE; }
+Result cuGraphExecDestroy(void *graph) { return graph ? SUCCESS : INVALID_VALUE; }
+Result cuGraphLaunch(void *graph, void *stream) {
+  for (const Work *work = ((Graph *)graph)->first; work; work = work->next) {
+    if (work->called) work->called->run(work->blocks, work->threads, work->given);
+    else memmove(work->to, work->from, work->count);
+  }
+  return stream == a_stream ? SUCCESS : INVALID_VALUE;
+}
+// Freed memory comes again, as from a driver's pool.
+static struct { Address address; size_t count; int used; } blocks[4096];
+static int made;
 Result cuMemAllocAsync(Address *address, size_t count, void *stream) {
   if (count > 1ull << 33) return OUT_OF_MEMORY;
-  *address = (Address)aligned_alloc(256, (count + 255) / 256 * 256);
-  return current == &a_context && stream == &a_stream ? SUCCESS : INVALID_CONTEXT;
+  int i = 0;
+  while (i < made && (blocks[i].used || blocks[i].count != count)) i++;
+  if (i == made) {
+    if (++made > 4096) return OUT_OF_MEMORY;
+    blocks[i].address = (Address)aligned_alloc(256, (count + 255) / 256 * 256);
+    blocks[i].count = count;
+  }
+  blocks[i].used = 1;
+  *address = blocks[i].address;
+  return current == &a_context && stream == a_stream ? SUCCESS : INVALID_CONTEXT;
 }
-Result cuMemFreeAsync(Address address, void *stream) { free((void *)address); return stream == &a_stream ? SUCCESS : 1; }
+Result cuMemFreeAsync(Address address, void *stream) {
+  int i = 0;
+  while (i < made && !(blocks[i].used && blocks[i].address == address)) i++;
+  if (i == made || stream != a_stream) return INVALID_VALUE;
+  blocks[i].used = 0;
+  return SUCCESS;
+}
 static Result copy(void *to, const void *from, size_t count, void *stream) {
+  if (recording && stream == a_recorder) return later((Work){ 0, 0, 0, 0, 0, to, from, count });
   memmove(to, from, count);
-  return stream == &a_stream ? SUCCESS : INVALID_VALUE;
+  return stream == a_stream ? SUCCESS : INVALID_VALUE;
 }
 Result cuMemcpyHtoDAsync_v2(Address to, const void *from, size_t n, void *s) { return copy((void *)to, from, n, s); }
 Result cuMemcpyDtoHAsync_v2(void *to, Address from, size_t n, void *s) { return copy(to, (void *)from, n, s); }
 Result cuMemcpyDtoDAsync_v2(Address to, Address from, size_t n, void *s) { return copy((void *)to, (void *)from, n, s); }
-Result cuStreamSynchronize(void *stream) { return stream == &a_stream ? SUCCESS : INVALID_VALUE; }
+Result cuStreamSynchronize(void *stream) { return stream == a_stream ? SUCCESS : INVALID_VALUE; }
 Result cuEventCreate(void **event, unsigned flags) { *event = calloc(1, sizeof(struct timespec)); return flags; }
-Result cuEventRecord(void *event, void *stream) { return clock_gettime(CLOCK_MONOTONIC, event) || stream != &a_stream; }
+Result cuEventRecord(void *event, void *stream) { return clock_gettime(CLOCK_MONOTONIC, event) || stream != a_stream; }
 Result cuEventSynchronize(void *event) { return event ? SUCCESS : INVALID_VALUE; }
 Result cuEventElapsedTime_v2(float *milliseconds, void *first, void *second) {
   const struct timespec *a = first, *b = second;

@@ -103,6 +103,23 @@ def test_bundles(emulated: EmulatedCuda, tmp_path: Path) -> None:
         np.testing.assert_array_equal(model(pixels)["probabilities"], expected)
 
 
+def test_repeated_calls_replay_a_graph(emulated: EmulatedCuda) -> None:
+    where = smelt.platform("cuda", "native")
+    model = MODELS["encoder"]
+    weights = model.values(1)
+    made = NativeEngine(emulated.target()).compile(model.dynamic_program()).prepare(weights)
+    random = np.random.default_rng(1)
+    arrays = [model.arguments(random, sizes) for sizes in ({"B": 1, "S": 5}, {"B": 2, "S": 3})]
+    wanted = [made(*args)[0].numpy() for args in arrays]
+    before = emulated.emulated.replays
+    held = [tuple(HostBuffer.of(each).to_device(where) for each in args) for args in arrays]
+    for _ in range(4):
+        for args, want in zip(held, wanted, strict=True):
+            np.testing.assert_array_equal(made(*args)[0].numpy(), want)
+    assert emulated.emulated.replays > before
+    made.close()
+
+
 # ---- the plan on the host ----
 
 LOOP = """func.func @main(%n: tensor<i32>, %x: tensor<4xf32>) -> (tensor<i32>, tensor<4xf32>) {
