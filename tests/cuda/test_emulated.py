@@ -9,19 +9,24 @@ import numpy as np
 import pytest
 
 import smelt
+import smelt.llm
 from smelt.buffer import HostBuffer
 from smelt.device import cpu
 from smelt.engine.native import NativeEngine, compile_all
 from smelt.engine.reference import ReferenceEngine
 from smelt.engine.store import recompile
 from smelt.errors import RunError, ShapeError, SizeError, SmeltError
+from smelt.ir.blocks import BLOCKS
 from smelt.ir.interpret import run
 from smelt.ir.text import parse
+from smelt.passes.lower_blocks import round_activations
 from smelt.run.load import every_code
 from smelt.shape import Shape
 from tests.cuda.emulated import EmulatedCuda
+from tests.llm_checkpoints import FIXTURE, TOLERANCE, Case, write_checkpoint
 from tests.property.models import MODELS
 from tests.property.problems import KINDS, Problem, difference, draw, edges
+from tests.unit.kernel import test_block_dot
 from tests.unit.kernel import test_data_dependent_sizes as sized
 
 DIGITS = "smelt/assets/digits.onnx"
@@ -101,6 +106,27 @@ def test_bundles(emulated: EmulatedCuda, tmp_path: Path) -> None:
     assert not any(each.absent for each in every_code(tmp_path / "digits.smelt", recompile))
     with smelt.load(tmp_path / "digits.smelt", device="cuda") as model:
         np.testing.assert_array_equal(model(pixels)["probabilities"], expected)
+
+
+def test_block_quantised_weights(emulated: EmulatedCuda, seed: int) -> None:
+    """A GPU multiplies by decoded weights; integers and scales give the bits of a processor."""
+    row = BLOCKS["q4_0"]
+    program = round_activations(test_block_dot.product(row, 3, 21))
+    w = test_block_dot.random_weights(row, 21, 3, seed=seed)
+    x = np.random.default_rng(seed).standard_normal((5, 3 * row.length), np.float32)
+    there, here = (made for each in (emulated.target(), None) for made in compile_all([program], each))
+    assert not isinstance(there, SmeltError)
+    assert not isinstance(here, SmeltError)
+    np.testing.assert_array_equal(there(x, w)[0].numpy(), here(x, w)[0])
+
+
+def test_a_language_model(emulated: EmulatedCuda, tmp_path: Path) -> None:
+    case = Case.load(FIXTURE)[0]
+    write_checkpoint(tmp_path, case.config, case.shapes)
+    with smelt.llm.load(tmp_path, device="cuda", engine="native") as model:
+        logits = model.logits(case.tokens)
+        assert np.abs(logits - case.logits).max() <= TOLERANCE * np.abs(case.logits).max()
+        assert [*model.generate(case.tokens, max_tokens=3, ignore_end=True).ids] == case.ids[:3]
 
 
 def test_repeated_calls_replay_a_graph(emulated: EmulatedCuda) -> None:
