@@ -30,6 +30,11 @@ COMMON = (
 EXPORTS = {"windows": "-DSMELT_API=__declspec(dllexport)"}  # by system
 EXPORT = '-DSMELT_API=__attribute__((visibility("default")))'
 WEIGHTS = "weights.bin"
+# A tenth of a small executable are tables that only exceptions and debuggers read.
+SCRIPT, DISCARD = (
+    "discard.ld",
+    b"SECTIONS { /DISCARD/ : { *(.eh_frame .eh_frame_hdr .comment) } } INSERT AFTER .text;\n",
+)
 OPTIMISE = {"speed": (), "size": ("-Os", "-DSMELT_SMALL")}
 SHARED = (".so", ".dll", ".dylib")
 FILE, PROGRAM = 0o666, 0o777  # modes, less the umask
@@ -70,11 +75,12 @@ def build_executable(parts: Parts, machine: Machine, options: Options = DEFAULT)
     with workshop() as shop:
         flags = (f"--target={machine.triple}", *machine.flags)
         text, content = recorded_unit(parts.signature, options.recorded)
-        shop.write({CONTENT: content})
+        shop.write({CONTENT: content, SCRIPT: DISCARD})
         front = [Unit("front_recorded", text, _front_flags(parts))]
         front += [Unit(f"front_{Path(each).stem}", HERE / each, _front_flags(parts)) for each in FRONT]
         objects = _compile(shop, parts, machine, flags, options, front)
-        return shop.link(objects, f"model{machine.suffix}", (*flags, *machine.link, *_linker(machine)))
+        fewer = (f"-Wl,-T,{SCRIPT}", "-Wl,--no-eh-frame-hdr") if machine.system == "linux" else ()
+        return shop.link(objects, f"model{machine.suffix}", (*flags, *machine.link, *fewer, *_linker(machine)))
 
 
 def build_archive(parts: Parts, machine: Machine, options: Options = DEFAULT) -> bytes:

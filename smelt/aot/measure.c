@@ -63,18 +63,25 @@ static double now(void) {
 static double joules(void) {
 #ifdef __linux__
   FILE *file = fopen("/sys/class/powercap/intel-rapl:0/energy_uj", "r");
-  double found = -1;
-  if (file && fscanf(file, "%lf", &found) != 1) found = -1;
-  if (file) fclose(file);
-  return found < 0 ? -1 : 1e-6 * found;
+  char text[32] = "";
+  if (!file) return -1;
+  text[fread(text, 1, sizeof text - 1, file)] = 0;
+  fclose(file);
+  return *text ? 1e-6 * (double)strtoll(text, NULL, 10) : -1;
 #else
   return -1;
 #endif
 }
 
-static int ascending(const void *a, const void *b) {
-  double x = *(const double *)a, y = *(const double *)b;
-  return (x > y) - (x < y);
+/* Shellsort: the C library's qsort is larger than all of this file. */
+static void sort(double *numbers, int count) {
+  for (int gap = count / 2; gap; gap /= 2)
+    for (int i = gap; i < count; i++) {
+      double number = numbers[i];
+      int at = i;
+      for (; at >= gap && numbers[at - gap] > number; at -= gap) numbers[at] = numbers[at - gap];
+      numbers[at] = number;
+    }
 }
 
 int bench(smelt_model *model, const smelt_tensor *inputs, double seconds) {
@@ -95,7 +102,7 @@ int bench(smelt_model *model, const smelt_tensor *inputs, double seconds) {
     times[count] = at - last, last = at;
   }
   double used = (double)(clock() - processor) / CLOCKS_PER_SEC / count, joule = joules();
-  qsort(times, (size_t)count, sizeof *times, ascending);
+  sort(times, count);
   printf("{\"calls\": %d, \"first_ms\": %.4f, \"p10_ms\": %.4f, \"median_ms\": %.4f, \"p90_ms\": %.4f, \"cpu_ms\": %.4f", count,
          1e3 * first, 1e3 * times[count / 10], 1e3 * times[count / 2], 1e3 * times[count * 9 / 10], 1e3 * used);
   if (energy >= 0 && joule >= energy) printf(", \"joules\": %.6f", (joule - energy) / count);
