@@ -63,7 +63,8 @@ class Reverse:
     def __init__(self, b: Builder, find: Find, wanted: Iterable[Value], ops: Sequence[Op]) -> None:
         self.b = b
         self.find = find
-        self.active = active_values(find, wanted, ops)
+        self.wanted = frozenset(wanted)
+        self.active = active_values(find, self.wanted, ops)
         self.cotangents: dict[Value, Value] = {}
 
     def wants(self, value: Value) -> bool:
@@ -100,6 +101,10 @@ class Reverse:
         self.b.location = op.location
         if rule.refused:
             refuse(op, rule.refused)
+        self.apply(rule, op, cotangents)
+
+    def apply(self, rule: Rule, op: Op, cotangents: Cotangents) -> None:
+        """Add to the cotangents of the operands what a rule says."""
         if rule.vjp is not None:
             rule.vjp(self, op, cotangents)
         elif rule.expand is not None:

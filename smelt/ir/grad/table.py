@@ -7,6 +7,7 @@ bodies, then the table's.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 
 from smelt.errors import UnsupportedError
@@ -14,6 +15,7 @@ from smelt.ir.build import Builder
 from smelt.ir.core import Func, Op, Value
 from smelt.ir.grad import collective, contract, control, convolution, elementwise, index, linear, reduce, shape, window
 from smelt.ir.grad.rule import Rule, linear_in_first, refused, repeat, zero
+from smelt.ir.grad.softmax import divide_rule
 from smelt.ir.ops import OPS
 from smelt.ir.ops.control import ASSERTIONS, PLACEMENT
 from smelt.ir.rewrite import insert_call
@@ -65,6 +67,7 @@ TABLE: Mapping[str, Rule | Callable[[Op], Rule]] = MappingProxyType(
     {
         **elementwise.RULES,
         **elementwise.BROADCAST,
+        "stablehlo.divide": partial(divide_rule, elementwise.RULES["stablehlo.divide"]),
         **shape.RULES,
         **index.RULES,
         **reduce.RULES,
