@@ -37,6 +37,7 @@ from smelt.passes.merge_scans import merge_scans
 from smelt.passes.pack_weights import pack_rules
 from smelt.passes.recognise import recognise
 from smelt.passes.refine_shapes import defer_shape_errors, refine_shapes
+from smelt.passes.rematerialise import rematerialise
 from smelt.passes.simplify import SIMPLIFY
 from smelt.passes.split_prepare import split_prepare
 from smelt.target import Target, tile_shape
@@ -142,6 +143,7 @@ def passes(
         Pass("channels_last", per_function(channels_last), "convolve feature maps in NHWC layout"),
         Pass("pack_weights", rules(pack), "pack the B operands of GEMMs and convolutions into panels"),
         Pass("hoist_loop_invariants", hoist_loop_invariants, "move loop-invariant work in front of the loop"),
+        Pass("rematerialise", rematerialise, "compute what a backward pass reads again, where that takes less memory"),
     )
     on_blocks = Pass("lower_blocks", per_function(blocks), "multiply by packed block-quantised weights")
     fused = (
