@@ -29,7 +29,7 @@ _CHEAP = frozenset(
         *("add", "subtract", "multiply", "divide", "negate", "abs", "sign", "maximum", "minimum", "clamp", "select"),
         *("compare", "and", "or", "xor", "not", "convert", "exponential", "logistic", "tanh", "rsqrt", "sqrt"),
     )
-) | {"chlo.erf"}
+) | {"chlo.erf", "chlo.erfc"}
 
 
 class _Chain(Frozen):
