@@ -496,6 +496,9 @@ def serve(
     trusted: Annotated[
         bool, typer.Option("--trusted", help="Run these models inside the server, not each in a sandboxed process.")
     ] = False,
+    workers: Annotated[
+        int | None, typer.Option(help="Server processes, each with models of its own. Default: 1.")
+    ] = None,
     memory_budget: Annotated[
         str | None, typer.Option(help="Memory for all models at once, e.g. 2GB; idle ones are unloaded.")
     ] = None,
@@ -510,7 +513,7 @@ def serve(
 ) -> None:
     """Serve models over HTTP: the Open Inference Protocol for tensors, OpenAI's API for language models."""
     flags = {"host": host, "port": port, "grpc_port": grpc_port, "admin": admin or None, "log": log}
-    flags["memory_budget"] = memory_budget
+    flags |= {"memory_budget": memory_budget, "workers": workers}
     flags["audit_log"] = None if audit_log is None else str(audit_log)
     model = {"engine": engine, "precision": precision, "memory_limit": memory_limit, "timeout": timeout}
     queue = {"max_batch": max_batch, "max_delay_ms": max_delay_ms, "max_queue": max_queue, "trusted": trusted or None}

@@ -7,13 +7,15 @@ import itertools
 import json
 import logging
 import secrets
+import socket
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from smelt.errors import SmeltError
 from smelt.serve.audit import Audit
-from smelt.serve.config import Config
+from smelt.serve.config import Config, KeyConfig
+from smelt.serve.fronts import Others, sum_metrics
 from smelt.serve.http import Receive, Request, Response, Routes, Scope, Send, problem, send_response
 from smelt.serve.keys import Keys
 from smelt.serve.language import Languages
@@ -182,8 +184,29 @@ class App:
         return Response(b"", 200 if self.catalogue.ready and not self.draining else 503)
 
     async def metrics(self, request: Request) -> Response:
-        text = prometheus([version.sample() for version in self.service.visible(request.key)])
+        texts = [self._metrics(request.key)]
+        if self.service.others is not None:
+            texts += await self.service.others.ask("metrics", "" if request.key is None else request.key.name)
+        text = texts[0] if len(texts) == 1 else sum_metrics(texts)
         return Response(text.encode(), kind=b"text/plain; version=0.0.4; charset=utf-8")
+
+    def _metrics(self, key: KeyConfig | None) -> str:
+        return prometheus([version.sample() for version in self.service.visible(key)])
+
+    async def join(self, link: socket.socket) -> None:
+        """Work together with other server processes."""
+        self.service.others = Others(self._answer_other)
+        await self.service.others.run(link)
+
+    async def _answer_other(self, to: str, text: str) -> str:
+        match to:
+            case "load":
+                await self.catalogue.load(text)
+            case "unload":
+                await self.catalogue.unload(text)
+            case "metrics":
+                return self._metrics(next((key for key in self.config.keys if key.name == text), None))
+        return ""
 
 
 # Protocols whose errors look otherwise, by the beginning of their paths.

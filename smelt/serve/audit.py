@@ -10,6 +10,8 @@ import json
 import os
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,21 +32,45 @@ class Audit:
     def __init__(self, path: str) -> None:
         self._path, self._lock = path, threading.Lock()
         self._last, self._count = (START, 0) if not os.path.exists(path) else verify(path)
-        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._end = os.fstat(self._fd).st_size
 
     def write(self, event: str, **fields: Any) -> None:
-        with self._lock:
+        with self._lock, _locked(self._fd):
+            self._catch_up()
             record = {"time": round(time.time(), 6), "event": event, **fields, "previous": self._last}
             self._last = _digest(record)
             self._count += 1
             line = json.dumps({**record, "hash": self._last}, ensure_ascii=False) + "\n"
-            os.write(self._fd, line.encode())
+            self._end += os.write(self._fd, line.encode())
+
+    def _catch_up(self) -> None:
+        """Continue after the lines that other processes have written."""
+        size = os.fstat(self._fd).st_size
+        if size != self._end:
+            lines = os.pread(self._fd, size - self._end, self._end).splitlines()
+            self._last, self._count, self._end = json.loads(lines[-1])["hash"], self._count + len(lines), size
 
     def close(self) -> None:
         with self._lock:
             if self._fd >= 0:
                 os.close(self._fd)
                 self._fd = -1
+
+
+@contextmanager
+def _locked(file: int) -> Iterator[None]:
+    """One process at a time, where the system can do that."""
+    try:
+        import fcntl
+    except ImportError:  # Windows, where one process serves
+        yield
+        return
+    fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def verify(path: str | Path) -> tuple[str, int]:

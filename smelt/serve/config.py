@@ -81,6 +81,7 @@ class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     host: str = "127.0.0.1"
     port: int = 8000
     grpc_port: int | None = None
+    workers: int = 1  # server processes, each with models of its own
     models: list[ModelConfig] = []
     keys: list[KeyConfig] = []
     admin: bool = False  # loading and unloading by request without keys; with keys only keys with `admin` may
@@ -114,6 +115,10 @@ class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         for field in ("max_body", "max_elements", "max_connections", "body_timeout", "keep_alive", "drain"):
             if getattr(self, field) <= 0:
                 raise _wrong(where, field, "more than 0", getattr(self, field))
+        if not 1 <= self.workers <= 256:
+            raise _wrong(where, "workers", "1 to 256", self.workers)
+        if self.workers > 1 and self.shared_memory:
+            raise _wrong(where, "shared_memory", "one worker, which has the regions", f"{self.workers} workers")
         if self.log not in ("text", "json"):
             raise _wrong(where, "log", "text or json", self.log)
         if (self.tls_certificate is None) != (self.tls_key is None):

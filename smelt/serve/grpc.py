@@ -192,11 +192,11 @@ class GrpcFront:
     async def load(self, message: Any) -> Any:
         if message.parameters:
             raise RequestError("models are loaded as configured", got="parameters", remedy="change config.toml")
-        await self.catalogue.load(message.model_name)
+        await self.service.load(message.model_name)
         return _M["RepositoryModelLoadResponse"]()
 
     async def unload(self, message: Any) -> Any:
-        await self.catalogue.unload(message.model_name)
+        await self.service.unload(message.model_name)
         return _M["RepositoryModelUnloadResponse"]()
 
     def _regions(self) -> Regions:
@@ -325,7 +325,7 @@ async def start(service: Service, audit: Audit | None, host: str, port: int) -> 
     options = [
         ("grpc.max_receive_message_length", most),
         ("grpc.max_send_message_length", -1),
-        ("grpc.so_reuseport", 0),
+        ("grpc.so_reuseport", int(service.config.workers > 1)),
     ]
     server = grpc.aio.server(options=options)
     server.add_generic_rpc_handlers((GrpcFront(service, audit).handlers(),))

@@ -104,7 +104,10 @@ class Version:
         held = self.loaded.loaded.memory if isinstance(self.loaded, RemoteModel) else held_bytes(self.loaded)
         worker = self.loaded.pss if isinstance(self.loaded, RemoteModel) else None
         restarts = self.queue.restarts if isinstance(self.queue, RemoteQueue) else 0
-        return Sample(self.name, self.version, self.stats, self.language, waiting, running, held, worker, restarts)
+        ready = self.state == READY
+        return Sample(
+            self.name, self.version, self.stats, self.language, waiting, running, held, ready, worker, restarts
+        )
 
 
 def _describe(port: Port) -> dict[str, Any]:
@@ -118,6 +121,7 @@ class Catalogue:
 
     def __init__(self, models: Iterable[ModelConfig], memory_budget: int | None = None) -> None:
         self._sources = list(models)
+        self.unloaded: set[str] = set()  # names that are not loaded at the start
         self.names_models = True  # in errors; not where keys open some models only
         self._models: dict[str, dict[str, Version]] = {}
         self._busy: dict[str, asyncio.Lock] = {}
@@ -155,6 +159,8 @@ class Catalogue:
             raise NotFoundError(f"no model {label!r}", expected=self._names())
         if version:
             return versions[version]
+        if len(versions) == 1:
+            return next(iter(versions.values()))
         return max([each for each in versions.values() if each.callable] or versions.values(), key=_order)
 
     def get(self, name: str, version: str = "") -> Version:
@@ -171,7 +177,10 @@ class Catalogue:
     async def demand(self, name: str, version: str = "") -> Version:
         """The same, but wait for a model that was unloaded to save memory."""
         found = self.pick(name, version)
-        if found.state != READY and found.on_demand:
+        if found.state == READY:
+            found.used = time.monotonic()
+            return found
+        if found.on_demand:
             await asyncio.shield(self._fetch(found))  # others may wait for it, too
         return self.get(name, version)
 
@@ -212,6 +221,9 @@ class Catalogue:
         memory budget is loaded when it is asked for."""
         for name in sorted(self._models, key=lambda name: self._is_pipeline(name)):  # after the models that they call
             latest = max(self._models[name].values(), key=_order)
+            if name in self.unloaded:
+                latest.reason = "unloaded"
+                continue
             if self._excess(latest.estimate()) > 0 and any(each.state == READY for each in self.every()):
                 latest.on_demand, latest.reason = True, ON_DEMAND
                 continue
@@ -308,10 +320,13 @@ class Catalogue:
             self._models[name] = known
 
     async def unload(self, name: str) -> None:
-        for version in self.known(name).values():
-            version.on_demand = False
-            if version.state == READY:
-                self._retire(version)
+        """Take no more requests for a model, after a load that runs has ended."""
+        self.known(name)
+        async with self._busy.setdefault(name, asyncio.Lock()):
+            for version in self.known(name).values():
+                version.on_demand = False
+                if version.state == READY:
+                    self._retire(version)
 
     def _retire(self, version: Version) -> asyncio.Task[None]:
         """Close what a version holds once its requests have ended. The version itself may be loaded again at once."""

@@ -16,10 +16,12 @@ from smelt.client.wire import datatype_of, to_bytes
 from smelt.dtype import Array
 from smelt.errors import SmeltError
 from smelt.serve.config import Config, KeyConfig
+from smelt.serve.fronts import Others
 from smelt.serve.http import JSON_TYPE, Request, Response, Routes, json_response, read_json
 from smelt.serve.keys import Keys
 from smelt.serve.models import Catalogue, Version, check_inputs
 from smelt.serve.problems import BusyError, NotFoundError, RequestError, UnavailableError
+from smelt.serve.queue import ModelQueue
 from smelt.serve.shared_memory import REGION, Regions
 from smelt.serve.tensors import from_bytes, from_json, to_json
 from smelt.version import __version__
@@ -79,10 +81,26 @@ class Service:
         self.catalogue, self.config, self.keys = catalogue, config, keys
         self.regions = Regions() if config.shared_memory else None
         self.extensions = [*EXTENSIONS, *(["system_shared_memory"] if config.shared_memory else [])]
+        self.others: Others | None = None  # server processes, with `--workers`
 
     def visible(self, key: KeyConfig | None) -> list[Version]:
         """The models that a key opens."""
         return [each for each in self.catalogue.every() if self.keys.opens(key, each.name)]
+
+    async def load(self, name: str) -> Version:
+        """Load a model here and in the other server processes."""
+        found = await self.catalogue.load(name)
+        await self._tell_others("load", name)
+        return found
+
+    async def unload(self, name: str) -> None:
+        await self.catalogue.unload(name)
+        await self._tell_others("unload", name)
+
+    async def _tell_others(self, to: str, name: str) -> None:
+        failed = [text for text in await self.others.ask(to, name) if text] if self.others is not None else []
+        if failed:
+            raise UnavailableError(f"{name}: another server process could not {to} it", got=failed[0])
 
     async def infer(
         self,
@@ -102,9 +120,11 @@ class Service:
         try:
             check_inputs(found, inputs)
             timeout, priority = _timeout(parameters, found.config.timeout), _priority(parameters)
-            work = found.queue.infer(inputs, timeout, priority)
-            watched = request is not None and not found.queue.is_inline(inputs)
-            outputs, timing = await (request.while_connected(work) if request is not None and watched else work)
+            if isinstance(found.queue, ModelQueue) and found.queue.is_inline(inputs):
+                outputs, timing = found.queue.infer_now(inputs, timeout)
+            else:
+                work = found.queue.infer(inputs, timeout, priority)
+                outputs, timing = await (work if request is None else request.while_connected(work))
         except BusyError:
             stats.refused += 1
             raise
@@ -243,12 +263,12 @@ class Rest:
         options = _read_options(_LOAD, await request.body(1 << 16, self.config.body_timeout))
         if options.parameters:
             raise RequestError("models are loaded as configured", got="parameters", remedy="change config.toml")
-        found = await self.catalogue.load(request.parts[0])
+        found = await self.service.load(request.parts[0])
         return json_response({"name": found.name, "version": found.version, "seconds": round(found.seconds, 4)})
 
     async def unload(self, request: Request) -> Response:
         await request.body(1 << 16, self.config.body_timeout)
-        await self.catalogue.unload(request.parts[0])
+        await self.service.unload(request.parts[0])
         return json_response({})
 
     async def infer(self, request: Request) -> Response:

@@ -80,6 +80,7 @@ class ModelQueue:
     ) -> None:
         self.name, self.call, self.limits, self.on_call = name, call, limits, on_call
         self._times: dict[int, deque[float]] = {}  # seconds of the last calls, by the magnitude of their inputs
+        self._typical: dict[int, float] = {}  # their medians
         self._jobs: deque[Job] = deque()
         self._ready = threading.Condition()
         self._closed = False
@@ -96,12 +97,14 @@ class ModelQueue:
 
     def seconds(self, inputs: Inputs) -> float:
         """What a call with such inputs typically takes: the median of the last ones."""
-        times = self._times.get(_magnitude(inputs))
-        return sorted(times)[len(times) // 2] if times else float("inf")
+        return self._typical.get(_magnitude(inputs), float("inf"))
 
     def measure(self, inputs: Inputs, spent: float) -> None:
         """Note the CPU time of a call; what others do on the machine must not change how it is run."""
-        self._times.setdefault(_magnitude(inputs), deque(maxlen=5)).append(spent)
+        magnitude = _magnitude(inputs)
+        times = self._times.setdefault(magnitude, deque(maxlen=5))
+        times.append(spent)
+        self._typical[magnitude] = sorted(times)[len(times) // 2]
 
     @property
     def running(self) -> int:
@@ -109,10 +112,9 @@ class ModelQueue:
 
     async def infer(self, inputs: Inputs, timeout: float | None, priority: int = 0) -> tuple[dict[str, Array], Timing]:
         """The outputs for these inputs. Cancelling the task cancels the call."""
-        if self._closed:
-            raise UnavailableError(f"{self.name} is being unloaded", retry_after=1)
         if self.is_inline(inputs):
-            return self._inline(inputs, timeout)
+            return self.infer_now(inputs, timeout)
+        self._check_open()
         if len(self._jobs) >= self.limits.max_queue:
             wait = min(60.0, len(self._jobs) * min(self.seconds(inputs), 1.0))
             raise BusyError(
@@ -132,7 +134,13 @@ class ModelQueue:
     def _cancel(self, job: Job) -> None:
         job.cancel.cancel()
 
-    def _inline(self, inputs: Inputs, timeout: float | None) -> tuple[dict[str, Array], Timing]:
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UnavailableError(f"{self.name} is being unloaded", retry_after=1)
+
+    def infer_now(self, inputs: Inputs, timeout: float | None) -> tuple[dict[str, Array], Timing]:
+        """The same on the event loop, for calls that are short."""
+        self._check_open()
         self._inlined += 1
         measured = self._inlined % MEASURED == 0
         started, busy = time.perf_counter(), time.thread_time() if measured else 0.0

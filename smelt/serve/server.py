@@ -8,13 +8,14 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
 import uvicorn
 
 from smelt.errors import DeviceError
+from smelt.serve import fronts
 from smelt.serve import grpc as grpc_front
 from smelt.serve.app import App
 from smelt.serve.config import Config
@@ -26,15 +27,37 @@ log = logging.getLogger("smelt.serve")
 
 def serve(config: Config, quiet: bool = False) -> None:
     """Serve until SIGTERM or Ctrl-C; then finish what was accepted."""
-    logging.basicConfig(format="%(message)s", stream=sys.stderr)
-    log.setLevel(logging.WARNING if quiet else logging.INFO)
-    catalogue = Catalogue(config.models, config.budget)
+    _set_up_log(quiet)
     listener = _listen(config.host, config.port)
     try:
         with contextlib.suppress(KeyboardInterrupt):
-            _run(_serve(App(catalogue, config), listener, quiet))
+            if config.workers > 1:
+                Catalogue(config.models)  # mistakes in it end the server, not its processes
+                fronts.supervise(config, listener, quiet)
+            else:
+                _run(_serve(_app(config), listener, quiet))
     finally:
         listener.close()
+
+
+def serve_on(
+    config: Config, listener: socket.socket, quiet: bool, link: socket.socket, unloaded: Iterable[str]
+) -> None:
+    """The same as one of several processes. `unloaded`: models that are not loaded."""
+    _set_up_log(quiet)
+    app = _app(config)
+    app.catalogue.unloaded |= set(unloaded)
+    with contextlib.suppress(KeyboardInterrupt):
+        _run(_serve(app, listener, quiet, link))
+
+
+def _set_up_log(quiet: bool) -> None:
+    logging.basicConfig(format="%(message)s", stream=sys.stderr)
+    log.setLevel(logging.WARNING if quiet else logging.INFO)
+
+
+def _app(config: Config) -> App:
+    return App(Catalogue(config.models, config.budget), config)
 
 
 def _run(main: Any) -> None:
@@ -69,7 +92,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _serve(app: App, listener: socket.socket, quiet: bool) -> None:
+async def _serve(app: App, listener: socket.socket, quiet: bool, link: socket.socket | None = None) -> None:
     config = app.config
     server = _Server(
         uvicorn.Config(
@@ -111,13 +134,16 @@ async def _serve(app: App, listener: socket.socket, quiet: bool) -> None:
     if config.grpc_port is not None:
         other, bound = await grpc_front.start(app.service, app.audit, config.host, config.grpc_port)
         _say(quiet, f"  and for gRPC on {host}:{bound}")
+    linked = None if link is None else asyncio.create_task(app.join(link))
     loading = asyncio.create_task(_load(app.catalogue, url, quiet))
     await serving
     if other is not None:
         await other.stop(config.drain)
-    loading.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await loading
+    for task in (loading, linked):
+        if task is not None:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
 
 
 async def _load(catalogue: Catalogue, url: str, quiet: bool) -> None:

@@ -118,6 +118,7 @@ class Sample:
     waiting: int
     running: int
     bytes: int
+    ready: bool
     worker: int | None = None  # bytes of its worker process (PSS); None: it runs inside the server
     restarts: int = 0  # of its worker process
 
@@ -154,6 +155,7 @@ def prometheus(samples: Sequence[Sample]) -> str:
     gauges: dict[str, tuple[str, Callable[[Sample], int]]] = {
         "nv_inference_pending_request_count": ("requests that wait", lambda each: each.waiting),
         "smelt_running_calls": ("calls that run now", lambda each: each.running),
+        "smelt_model_ready": ("processes in which a model can be called", lambda each: int(each.ready)),
         "smelt_model_memory_bytes": ("memory that a model holds", lambda each: each.bytes),
     }
     for name, (about, read_sample) in gauges.items():
