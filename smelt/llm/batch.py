@@ -58,25 +58,27 @@ class Batch:
     @staticmethod
     def of(parts: list[tuple[list[int], int, list[int], list[int]]]) -> Batch:
         """From (tokens, position of the first, pages, rows within the part) of each sequence."""
-        counts = [len(tokens) for tokens, *_ in parts]
-        starts = np.cumsum([0, *counts[:-1]])
-        table = np.zeros((len(parts), max(len(pages) for _, _, pages, _ in parts)), np.int32)
-        for i, (_, _, pages, _) in enumerate(parts):
-            table[i, : len(pages)] = pages
-        return Batch(
-            np.array([token for tokens, *_ in parts for token in tokens], np.int32),
-            np.repeat(np.arange(len(parts), dtype=np.int32), counts),
-            np.concatenate([np.arange(at, at + len(tokens), dtype=np.int32) for tokens, at, _, _ in parts]),
-            table,
-            np.array([start + row for start, part in zip(starts, parts, strict=True) for row in part[3]], np.int32),
-        )
+        tokens: list[int] = []
+        sequence: list[int] = []
+        position: list[int] = []
+        rows: list[int] = []
+        most = max(len(pages) for _, _, pages, _ in parts)
+        table = [pages + [0] * (most - len(pages)) for _, _, pages, _ in parts]
+        for i, (new, at, _, wanted) in enumerate(parts):
+            rows += [len(tokens) + row for row in wanted]
+            tokens += new
+            sequence += [i] * len(new)
+            position += range(at, at + len(new))
+        return Batch(*(np.array(each, np.int32) for each in (tokens, sequence, position, table, rows)))
 
     @property
     def places(self) -> tuple[Array, Array]:
         """The page that each token's keys and values go to, and the place in it; tokens that are not there go to
         page -1."""
         page, place = self.position // PAGE, self.position % PAGE
-        found: Array = np.where(page < 0, np.int32(-1), self.table[self.sequence, page])
+        found: Array = self.table[self.sequence, page]
+        if page.min(initial=0) < 0:
+            found = np.where(page < 0, np.int32(-1), found)
         return found, place
 
     def padded(self) -> Batch:

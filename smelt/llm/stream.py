@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -21,6 +22,11 @@ class _Requests:
 
     def __init__(self, engine: Engine, requests: Sequence[Request]) -> None:
         self._engine, self._requests = engine, list(requests)
+        self._streams = True  # somebody wants pieces as they come
+
+    def _is_wanted(self, number: int, piece: Piece | None) -> bool:
+        """Whether the waiting thread is woken: for pieces of the first answer where it streams, and for ends."""
+        return piece is None or (number == 0 and self._streams)
 
     @property
     def finish(self) -> str:
@@ -58,14 +64,20 @@ class Run(_Requests):
 
     def answer(self, _: Any = None) -> Answer:
         """All of it, when all of it is there."""
+        self._streams = False
         for _piece in self._made:
             pass
         return self._answer()
 
     def _pieces(self) -> Generator[Piece, None, None]:
         queue: SimpleQueue[tuple[int, Piece | None]] = SimpleQueue()
+
+        def emit(number: int, piece: Piece | None) -> None:
+            if self._is_wanted(number, piece):
+                queue.put((number, piece))
+
         for i, request in enumerate(self._requests):
-            request.emit = lambda piece, i=i: queue.put((i, piece))  # type: ignore[misc]
+            request.emit = partial(emit, i)
         left = len(self._requests)
         try:
             self._engine.submit(*self._requests)
@@ -97,6 +109,7 @@ class AsyncRun(_Requests):
         self.cancel()
 
     async def answer(self) -> Answer:
+        self._streams = False
         async for _ in self._made:
             pass
         return self._answer()
@@ -105,12 +118,12 @@ class AsyncRun(_Requests):
         loop = asyncio.get_running_loop()
         queue: asyncio.Queue[tuple[int, Piece | None]] = asyncio.Queue()
 
-        def put(item: tuple[int, Piece | None]) -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(queue.put_nowait, item)
+        def emit(number: int, piece: Piece | None) -> None:
+            if self._is_wanted(number, piece) and not loop.is_closed():
+                loop.call_soon_threadsafe(queue.put_nowait, (number, piece))
 
         for i, request in enumerate(self._requests):
-            request.emit = lambda piece, i=i: put((i, piece))  # type: ignore[misc]
+            request.emit = partial(emit, i)
         left = len(self._requests)
         try:
             self._engine.submit(*self._requests)

@@ -234,6 +234,8 @@ class NativeExecutable(Closing):
         """A call that may overwrite donated inputs. Buffers that do not own their memory are copied."""
         given = list(inputs)
         for i in self._donated:
+            if type(given[i]) is np.ndarray and not keep:
+                continue
             if isinstance(given[i], HostBuffer):
                 array, own = given[i].array, given[i].owns
             elif hasattr(given[i], "client"):  # in the device's memory
