@@ -22,7 +22,7 @@ class _Requests:
 
     def __init__(self, engine: Engine, requests: Sequence[Request]) -> None:
         self._engine, self._requests = engine, list(requests)
-        self._streams = True  # somebody wants pieces as they come
+        self._streams = True  # the caller wants pieces as they come
 
     def _is_wanted(self, number: int, piece: Piece | None) -> bool:
         """Whether the waiting thread is woken: for pieces of the first answer where it streams, and for ends."""
