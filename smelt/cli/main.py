@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 
 from smelt.cli import bench as bench_command
+from smelt.cli import bench_language
 from smelt.cli import cache as cache_command
 from smelt.cli import chat as chat_command
 from smelt.cli import check as check_command
@@ -257,13 +258,20 @@ def quantise(
 @app.command()
 def bench(
     file: Annotated[Path | None, typer.Argument(help="A model or a bundle; or --url.")] = None,
-    against: Annotated[str, typer.Option(help="Peers, with commas: onnxruntime, openvino, ncnn, torch, jax.")] = "",
+    against: Annotated[
+        str,
+        typer.Option(help="Peers, with commas: onnxruntime, openvino, ncnn, torch, jax; of language models llama.cpp."),
+    ] = "",
     size: Sizes = None,
     static: StaticValues = None,
     engine: EngineName = "auto",
-    precision: Precision = "f32",
+    precision: Annotated[
+        str | None, typer.Option(help="f32, bf16 or int8; of language models f32 or q8. Default: f32, and q8.")
+    ] = None,
     memory_limit: MemoryLimit = None,
     seconds: Annotated[float, typer.Option(help="How long to measure, about.")] = 5.0,
+    prompt: Annotated[int, typer.Option(help="Tokens of a language model's prompt.")] = 512,
+    new: Annotated[int, typer.Option(help="Tokens that a language model generates.")] = 128,
     threads: Annotated[int | None, typer.Option(help="Threads of every engine. Default: one per core.")] = None,
     python: Annotated[
         list[str] | None, typer.Option(help="ENGINE=PATH: the Python that has a peer, if it is not this one.")
@@ -278,13 +286,21 @@ def bench(
     seed: Annotated[int, typer.Option(help="Seed of random inputs and arrivals.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the latency of a call on random inputs, interleaved with peers. Exit code 1 if outputs differ."""
+    """Measure the latency of a call on random inputs, or a language model's tokens per second, interleaved with peers.
+
+    Exit code 1 if outputs differ.
+    """
     if (file is None) == (not url):
         raise typer.BadParameter("give either a model or --url")
     if file is None:
         load_command.load(url, model, rate, seconds, size or [], key, seed, as_json)
         return
     peers = [name for name in against.split(",") if name]
+    if bench_language.is_language_model(file):
+        given = {"engine": engine, "precision": precision, "memory_limit": memory_limit}
+        loading = {name: value for name, value in given.items() if value is not None}
+        bench_language.bench(file, peers, loading, seconds, threads, python or [], original, (prompt, new), as_json)
+        return
     bench_command.bench(
         file,
         size or [],
@@ -296,7 +312,7 @@ def bench(
         memory_limit,
         threads,
         python or [],
-        precision,
+        precision or "f32",
         original,
     )
 

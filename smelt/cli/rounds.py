@@ -256,17 +256,17 @@ def _environment(threads: int) -> dict[str, str]:
     return {**os.environ, **dict.fromkeys(names, str(threads))}
 
 
-def python_of(items: Sequence[str]) -> dict[str, str]:
+def python_of(items: Sequence[str], known: Sequence[str] = ENGINES) -> dict[str, str]:
     """`ENGINE=PATH`: the Python that has an engine."""
     pairs = [item.partition("=") for item in items]
     for name, equals, path in pairs:
-        if not equals or not path or name not in ENGINES:
-            expected = f"ENGINE=PATH with one of {', '.join(ENGINES)}"
+        if not equals or not path or name not in known:
+            expected = f"ENGINE=PATH with one of {', '.join(known)}"
             raise SmeltError(
                 "--python is not understood",
                 expected=expected,
                 got=f"{name}{equals}{path}",
-                remedy=f"--python {ENGINES[1]}=PATH",
+                remedy=f"--python {known[-1]}=PATH",
             )
     return {name: path for name, _, path in pairs}
 
