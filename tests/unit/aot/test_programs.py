@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import subprocess
@@ -118,3 +119,30 @@ def test_other_machines_under_qemu(target: str, tmp_path: Path, seed: int) -> No
     (got,) = call(digits, tmp_path, {"pixels": pixels}, ["probabilities"], emulator)
     (want,) = onnx_oracle.session(DIGITS).run(None, {"pixels": pixels})
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6, err_msg=f"seed {seed}")
+
+
+@ON_X86_64
+@pytest.mark.slow
+def test_windows_under_wine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wine = shutil.which("wine64") or shutil.which("wine64", path="/usr/lib/wine")
+    if wine is None:
+        pytest.skip("no wine: apt-get install wine64")
+    monkeypatch.setenv("WINEPREFIX", str(tmp_path / "prefix"))
+    monkeypatch.setenv("WINEDEBUG", "-all")
+    program = compile_model(DIGITS, tmp_path / "digits.exe", "--target", "x86_64-windows")
+    done = subprocess.run([wine, program, "--selftest"], capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout.split()) == (0, ["probabilities:", "equal"]), done.stderr
+
+
+@ON_X86_64
+@pytest.mark.slow
+@pytest.mark.parametrize(("precision", "mebibytes"), [("int8", 16), ("f32", 32)])
+def test_mobilenet_runs_in_little_address_space(precision: str, mebibytes: int, tmp_path: Path) -> None:
+    model = Path(os.environ.get("SMELT_MODELS", "")) / "mobilenetv2_b1.onnx"
+    if not model.is_file():
+        pytest.skip("no benchmark models: set SMELT_MODELS")
+    options = ("--optimize", "size", "--threads", "0", "--precision", precision, "--target", "x86_64-linux")
+    program = compile_model(model, tmp_path / "model", *options)
+    limited = f"ulimit -v {mebibytes << 10}; exec {program} --selftest"
+    done = subprocess.run(["sh", "-c", limited], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
