@@ -34,7 +34,8 @@ SECTIONS = {
     "Reference": tuple(
         f"docs/{name}"
         for name in (
-            *("tensors", "models", "training", "llm", "engines", "bundles", "edge", "serving", "precision", "tuning"),
+            *("tensors", "models", "training", "llm", "engines", "bundles", "edge", "serving"),
+            *("threat-model", "precision", "tuning"),
             *("performance", "onnx_operators", "environment", "api"),
         )
     ),

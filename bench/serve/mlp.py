@@ -10,7 +10,8 @@ import numpy as np
 
 from smelt.client.wire import HEADER, encode_request
 
-NAME = "mlp"
+NAME, SLOW = "mlp", "slow"
+WIDTH, DEPTH = 2048, 6  # of the slow one
 
 
 def weights() -> dict[str, np.ndarray]:
@@ -38,6 +39,26 @@ def write_onnx(path: Path) -> Path:
     graph = helper.make_graph(nodes, NAME, ports[:1], ports[1:], held)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
     return path
+
+
+def write_slow(path: Path) -> Path:
+    """A model whose calls take milliseconds, for more requests than it can answer."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    held = (np.random.default_rng(0).standard_normal((WIDTH, WIDTH)) / WIDTH**0.5).astype(np.float32)
+    names = ["x", *(f"h{i}" for i in range(1, DEPTH)), "y"]
+    nodes = [helper.make_node("MatMul", [a, f"w{i}"], [b]) for i, (a, b) in enumerate(itertools.pairwise(names))]
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, WIDTH]) for name in "xy"]
+    weights = [numpy_helper.from_array(held + i, f"w{i}") for i in range(DEPTH)]
+    graph = helper.make_graph(nodes, SLOW, ports[:1], ports[1:], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def slow_request() -> tuple[bytes, dict[str, str]]:
+    body, length = encode_request({"x": np.ones((1, WIDTH), np.float32)})
+    return body, {"Content-Type": "application/octet-stream", HEADER: str(length)}
 
 
 def sample() -> np.ndarray:

@@ -109,6 +109,21 @@ def test_a_killed_worker_comes_back(client: Client) -> None:
     assert worker_of(client, "native").pid != before
 
 
+def test_loading_and_unloading_leaves_nothing_open(client: Client) -> None:
+    async def settle() -> None:
+        while client.app.catalogue._closing:
+            await asyncio.sleep(0.001)
+
+    def cycle() -> int:
+        for action in ("unload", "load"):
+            assert client.post(f"/v2/repository/models/digits/{action}").status == 200
+        client.run(settle())
+        return len(os.listdir("/proc/self/fd"))
+
+    before = [cycle() for _ in range(3)][-1]
+    assert [cycle() for _ in range(8)][-1] == before
+
+
 def test_errors_of_loading_are_those_of_the_model(tmp_path: Path) -> None:
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"\x08\x07garbage")
