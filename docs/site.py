@@ -51,6 +51,7 @@ ENVIRONMENT = {
     "must belong to the user (or root) and be writable by no other user; otherwise, and where it cannot be written, a "
     "private temporary folder serves until the process ends, with one warning.",
     "SMELT_CACHE_LIMIT": "The most that the cache may hold: 2GiB by default.",
+    "SMELT_STORE": "Where `smelt pull` keeps models. Default: a folder of the user's data.",
     "SMELT_API_KEY": "The API key that commands with `--url` send to a server.",
     "SMELT_SERVE_": "In front of a setting of `smelt serve`: `SMELT_SERVE_PORT=9000`. `smelt serve --print-config` "
     "lists them.",

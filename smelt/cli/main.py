@@ -33,6 +33,7 @@ from smelt.cli import generate as generate_command
 from smelt.cli import inspect as inspect_command
 from smelt.cli import load as load_command
 from smelt.cli import profile as profile_command
+from smelt.cli import pull as pull_command
 from smelt.cli import quantise as quantise_command
 from smelt.cli import run as run_command
 from smelt.cli import serve as serve_command
@@ -56,7 +57,9 @@ app = typer.Typer(
 File = Annotated[
     Path, typer.Argument(help="A model: .onnx, .mlir (StableHLO text), .mlirbc (portable bytecode) or .jaxexport.")
 ]
-LanguageModelPath = Annotated[Path, typer.Argument(help="A language model: a Hugging Face folder or a .gguf file.")]
+LanguageModelPath = Annotated[
+    Path, typer.Argument(help="A language model: a Hugging Face folder, a .gguf file, or a name that was pulled.")
+]
 FileOrBundle = Annotated[
     Path,
     typer.Argument(
@@ -534,6 +537,20 @@ def serve(
     model = {"engine": engine, "precision": precision, "memory_limit": memory_limit, "timeout": timeout}
     queue = {"max_batch": max_batch, "max_delay_ms": max_delay_ms, "max_queue": max_queue, "trusted": trusted or None}
     serve_command.serve(models or [], config, flags, {**model, **queue}, print_config)
+
+
+@app.command()
+def pull(
+    name: Annotated[str | None, typer.Argument(help="ORGANISATION/NAME. Without it: list what was pulled.")] = None,
+    revision: Annotated[str, typer.Option(help="A branch, tag or commit. Default: main.")] = "",
+    file: Annotated[str, typer.Option(help="Which weights, if there are several: '*Q4_K_M.gguf'.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Download a model from the Hugging Face hub into the local store; chat, generate and serve take its name."""
+    if name is None:
+        pull_command.show_store(as_json)
+    else:
+        pull_command.pull(name, revision, file, as_json)
 
 
 audit = typer.Typer(help="Check the log that `smelt serve --audit-log` writes.", no_args_is_help=True)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from smelt.llm.store import resolve
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -42,6 +44,8 @@ def load(
 ) -> LanguageModel:
     """A language model from a Hugging Face folder, a GGUF file or a bundle, ready to answer.
 
+    `org/name` is a model that `smelt pull` has brought; nothing is downloaded here.
+
     `context` is how many tokens a sequence may have, at most what the model was made for. With `precision="f32"`
     everything is computed in f32: block-quantised weights are opened once, when they are bound. With "q8", the default
     of the native engine, they stay as they are and multiply activations that are rounded to 8 bits. `cache` is the type
@@ -53,6 +57,7 @@ def load(
     given = {"device": device, "engine": engine, "context": context, "precision": precision}
     given |= {"cache": cache, "memory_limit": memory_limit, "sequences": sequences}
     options = {name: value for name, value in given.items() if value not in (None, "auto")}
+    path = resolve(path)
     kind = "bundle" if str(path).lower().endswith(".smelt") else "checkpoint_model"
     found: LanguageModel = import_module(f"{__name__}.{kind}").load(path, **options)
     return found

@@ -14,6 +14,7 @@ from smelt import llm
 from smelt.dtype import Array
 from smelt.engine_api import Port
 from smelt.errors import FileError, SmeltError, UnsupportedError
+from smelt.llm.store import resolve
 from smelt.llm.stored import LANGUAGE
 from smelt.model import FORMATS, LoadedModel
 from smelt.run.load import SUFFIX, has_file
@@ -364,7 +365,7 @@ def _order(version: Version) -> tuple[int, int, str]:
 
 def find(config: ModelConfig) -> list[Version]:
     """A model file, a language model, or a repository `name/version/model.*`."""
-    path = Path(config.path)
+    path = resolve(config.path)
     if config.steps:
         return [_version(config, config.name, "1", path)]
     if not path.exists():
