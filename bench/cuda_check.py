@@ -3,6 +3,7 @@
     spike      a map and GEMVs: bytes per second of the kernels
     gemm       4096³ in bf16, beside cuBLAS through torch where that is installed
     models     digits.onnx and small models: the same bits as on the processor, or how far off
+    networks   every ONNX file of --models: time of a call, time of its kernels, difference from the processor
     stablehlo  the StableHLO programs of --suites through the native engine on `cuda`
     onnx       the ONNX backend suite, or the part of it that --filter names
 
@@ -20,13 +21,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from smelt.device.host_plan import PlanProgram
+
 ROOT = Path(__file__).resolve().parents[1]
-PARTS = ("spike", "gemm", "models", "stablehlo", "onnx")
+PARTS = ("spike", "gemm", "models", "networks", "stablehlo", "onnx")
 REPEATS = 20
 
 
@@ -34,10 +38,10 @@ REPEATS = 20
 
 
 class Timed:
-    """A driver whose launches stand between two events."""
+    """A driver whose launches stand between two events, each by itself: no graph is replayed."""
 
     def __init__(self, driver: Any) -> None:
-        self.driver, self.plain = driver, driver.launch
+        self.driver, self.plain, self.straight = driver, driver.launch, PlanProgram.is_straight
         self.marks: list[tuple[Any, Any]] = []
 
     def __enter__(self) -> Timed:
@@ -47,10 +51,12 @@ class Timed:
             self.marks.append((first, self.driver.event()))
 
         self.driver.launch = launch
+        PlanProgram.is_straight = property(lambda _: False)  # type: ignore[method-assign, assignment]
         return self
 
     def __exit__(self, *_: object) -> None:
         self.driver.launch = self.plain
+        PlanProgram.is_straight = self.straight  # type: ignore[method-assign]
 
     def seconds(self) -> list[float]:
         found = [self.driver.seconds(*each) for each in self.marks]
@@ -193,6 +199,55 @@ def models(_: argparse.Namespace) -> dict[str, Any]:
     return {**found, "property programs": {"run": len(problems), "wrong": wrong}}
 
 
+def networks(options: argparse.Namespace) -> dict[str, Any]:
+    import smelt
+    from smelt.device.registry import find_device
+    from smelt.engine.sample import default_sizes, sample_inputs
+    from smelt.engine.signature import signature_of
+    from smelt.model import read
+
+    found: dict[str, Any] = {}
+    for path in sorted(options.models.glob("*.onnx")) if options.models else ():
+        start = time.perf_counter()
+        try:
+            program = read(path)[0]
+            shapes = [port.shape for port in signature_of(program.main).inputs]
+            inputs = sample_inputs(program, default_sizes(shapes))
+            with smelt.load(path, device="cuda", engine="native") as there:
+                got = there(*inputs)
+                compiled = time.perf_counter() - start
+                calls = [_seconds(partial(there, *inputs)) for _ in range(REPEATS)]
+                with Timed(find_device("cuda").driver) as timed:  # type: ignore[attr-defined]
+                    there(*inputs)
+                    kernels = timed.seconds()
+            with smelt.load(path, engine="native") as here:
+                want = here(*inputs)
+            off = {name: _off(got[name], want[name]) for name in want}
+            found[path.stem] = {
+                "first_call": compiled,
+                "call": min(calls),
+                "kernels": sum(kernels),
+                "launches": len(kernels),
+                "off": off,
+            }
+        except Exception as error:
+            found[path.stem] = {"error": f"{type(error).__name__}: {error}"[:600]}
+        print(path.stem, json.dumps(found[path.stem]), file=sys.stderr, flush=True)
+    return found
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def _off(got: Any, want: Any) -> float:
+    """The largest difference, relative to the output's scale."""
+    wide, right = (np.asarray(each).astype(np.float64) for each in (got, want))
+    return float(np.abs(wide - right).max() / (np.abs(right).max() or 1)) if right.size else 0.0
+
+
 def stablehlo(options: argparse.Namespace) -> dict[str, Any]:
     if options.suites is None:
         return {"skipped": "no --suites"}
@@ -228,6 +283,7 @@ RUN: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "spike": spike,
     "gemm": gemm,
     "models": models,
+    "networks": networks,
     "stablehlo": stablehlo,
     "onnx": onnx,
 }
@@ -259,6 +315,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--suites", type=Path, help="the folder with testdata/ and interpret/")
+    parser.add_argument("--models", type=Path, help="a folder with ONNX files")
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--seconds", type=float, default=150, help="the most that one part may take")
     parser.add_argument("--jobs", type=int, default=8, help="processes of a suite")

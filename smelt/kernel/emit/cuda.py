@@ -54,7 +54,7 @@ template <class T> inline T smelt_shuffle_first(T x) {
   return smelt_exchange(x, [](ui32 word) { return __shfl_sync(0xffffffffu, word, 0); });
 }
 """
-CHARACTERS_PER_FILE = 100_000
+KERNELS_PER_FILE = 6
 
 
 @dataclass(slots=True)
@@ -87,7 +87,7 @@ class CudaSource:
 
     def texts(self, most: int) -> list[str]:
         """Files of kernels that compile in parallel, and the plans."""
-        count = max(1, min(most, sum(map(len, self.parts)) // CHARACTERS_PER_FILE + 1, len(self.parts)))
+        count = max(1, min(most, -(-len(self.parts) // KERNELS_PER_FILE)))
         files = [self._file(self.parts[i::count]) for i in range(count)]
         return [*files, json.dumps({"programs": self.programs}, separators=(",", ":"))]
 
