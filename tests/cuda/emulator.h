@@ -24,6 +24,7 @@ static jmp_buf scheduler, fibers[MOST];  // a fiber's first step needs a context
 static char *stacks[MOST];
 static bool finished[MOST];
 static int current, threads_here, moved;
+static bool backwards = true;  // every other turn begins with the last thread, so that a missing barrier shows
 static Barrier warp_barriers[MOST / WARP], block_barrier;
 static unsigned exchanged[MOST];
 static void (*kernel_here)(const long long *);
@@ -114,7 +115,9 @@ static void run_block(int threads) {
   memset(&block_barrier, 0, sizeof block_barrier);
   for (volatile int left = threads; left;) {
     const volatile int before = left, moves = moved;
-    for (volatile int i = 0; i < threads; i++) {
+    backwards = !backwards;
+    for (volatile int at = 0; at < threads; at++) {
+      const int i = backwards ? threads - 1 - at : at;
       if (finished[i]) continue;
       current = i;
       if (!_setjmp(scheduler)) _longjmp(fibers[i], 1);

@@ -255,6 +255,7 @@ class StagePrinter(Printer):
             f"{pad}  {total} = sum;",
             f"{pad}}} else {{",
             f"{pad}  {kind} part = {math.literal(identity(fold.function, wide).value, wide)};",
+            "#pragma unroll 8",  # loads of several terms at once
             f"{pad}  for (i64 {var} = {LANE} % {WARP}; {var} < {extent}; {var} += {WARP}) {{",
             *body,
             f"{pad}    part = {step('part', value, wide)};",

@@ -49,6 +49,7 @@ Group = Literal["thread", "warp", "block"]
 WARP, THREADS = 32, 256
 SHARED = 48 << 10  # bytes of a block's shared memory that every device has
 MICRO_KERNEL = 15 << 10  # bytes of it that a micro-kernel of a block stages operands in
+MANY_ROWS = 1024  # iterations that keep a GPU busy with a warp each
 SLOT = 16  # bytes of a saved variable: the largest element type
 ALIGN = 16
 
@@ -155,7 +156,7 @@ def _stage(part: _Part, saved: Saved) -> Stage:
     body, var, extent, group = part.before, None, None, "warp"
     if part.loop is not None:
         body, var, extent, group = _place(part.loop)
-    elif _has(body, Mma | BlockMma):
+    elif _has(body, Mma | BlockMma) or _has_long_loops(body):
         group = "block"
     before = _needed(part.repeated, body)
     used = {*used_variables((*before, *body)), *(each for each in _extent_variables(extent))}
@@ -202,11 +203,19 @@ def _place(loop: For) -> tuple[tuple[Stmt, ...], Var, Expr, Group]:
     flat = _flatten(loop)
     if flat is not None:
         return (*flat, "thread")
-    if _has(loop.body, Mma | BlockMma):
+    few = not isinstance(rows := static_extent(loop.extent), int) or rows < MANY_ROWS
+    if _has(loop.body, Mma | BlockMma) or (few and _has_long_loops(loop.body)):
         return loop.body, loop.var, loop.extent, "block"
     shared = any(isinstance(each, Fold) and each.lanes > 1 for each in walk_statements(loop.body))
     shared = shared or any(isinstance(each, For) and each.level == "lane" for each in walk_statements(loop.body))
     return loop.body, loop.var, loop.extent, "warp" if shared or _has(loop.body, Transpose) else "thread"
+
+
+def _has_long_loops(statements: Sequence[Stmt]) -> bool:
+    """Whether loops on lanes are long enough for all threads of a block."""
+    inside = (each for each in walk_statements(statements) if isinstance(each, For) and each.level == "lane")
+    extents = (static_extent(each.extent) for each in inside)
+    return any(not isinstance(extent, int) or extent >= THREADS for extent in extents)
 
 
 def _flatten(loop: For) -> tuple[tuple[Stmt, ...], Var, Expr] | None:
