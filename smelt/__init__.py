@@ -182,8 +182,9 @@ def load(
     A model file is read, compiled and bound (`smelt.model.load`). A bundle (`.smelt`) is mapped, checked and runs
     without the modules that compile; `verify` and `keys` are for the check (`smelt.run.load`). A file that an
     executable of the pjrt engine saved gives that executable, for `prepare`. A language model (a Hugging Face folder,
-    a `.gguf` file) takes `context` and `sequences`; `smelt.llm.load` has the type for it. Without `precision` a model
-    file runs in f32, a language model in what suits its weights. An option that does not apply is refused.
+    a `.gguf` file, a bundle of one) takes `context` and `sequences`; `smelt.llm.load` has the type for it. Without
+    `precision` a model file runs in f32, a language model in what suits its weights. An option that does not apply is
+    refused.
     """
     given = {name: value for name, value in locals().items() if name != "path"}
     options = {name: value for name, value in given.items() if value != _OPTIONS[name]}
