@@ -21,6 +21,7 @@ from smelt.files import read_bytes
 T = TypeVar("T", bound=msgspec.Struct)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 PREFIX = "SMELT_SERVE_"
+MOST_INSTANCES = 120  # a worker gets a socket for each, all in one message
 
 
 class StepConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -58,6 +59,8 @@ class ModelConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         for field, low in least.items():
             if getattr(self, field) < low:
                 raise _wrong(where, field, f"at least {low}", getattr(self, field))
+        if self.instances > MOST_INSTANCES:
+            raise _wrong(where, "instances", f"at most {MOST_INSTANCES}", self.instances)
         if self.timeout is not None and self.timeout <= 0:
             raise _wrong(where, "timeout", "more than 0 seconds", self.timeout)
         if self.name and not NAME.fullmatch(self.name):

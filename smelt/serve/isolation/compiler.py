@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from smelt.device.elsewhere import compile_for_other, compile_through
-from smelt.errors import SmeltError, error_of
+from smelt.errors import DeviceError, SmeltError, error_of
 from smelt.serve.isolation import sandbox
 from smelt.serve.isolation.channel import Channel, ClosedError, Compile, Compiled, Failed
 
@@ -54,8 +54,11 @@ def ask_compiler(channel: Channel) -> None:
     """Have this process compile in the one at the other end."""
 
     def ask(sources: Sequence[str], is_runtime: bool) -> bytes:
-        channel.send_sources(sources, is_runtime)
-        answer = channel.receive()
+        try:
+            channel.send_sources(sources, is_runtime)
+            answer = channel.receive()
+        except ClosedError as error:
+            raise DeviceError("the compiler process of the worker has ended", got=error.got) from error
         if isinstance(answer, Compiled):
             return channel.content(answer.code).tobytes()
         assert isinstance(answer, Failed)

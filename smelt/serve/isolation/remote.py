@@ -167,9 +167,13 @@ class RemoteModel(Closing):
         sockets = [pair() for _ in range(1 + self.config.instances)]
         ours, theirs = [each[0] for each in sockets], [each[1] for each in sockets]
         for_worker, for_compiler = pair()
-        folder = _code_folder()
-        self._zygote.fork("compiler", {"folder": str(folder)}, [for_compiler])
-        self.pid = self._zygote.fork("worker", self._setup(), [theirs[0], for_worker, *theirs[1:]])
+        try:
+            self._zygote.fork("compiler", {"folder": str(_code_folder())}, [for_compiler])
+            self.pid = self._zygote.fork("worker", self._setup(), [theirs[0], for_worker, *theirs[1:]])
+        except BaseException:
+            for each in (*ours, *theirs, for_worker, for_compiler):
+                each.close()
+            raise
         self.control, *self.slots = map(Channel, ours)
         try:
             expect_peer(ours[0], self.pid, START)
@@ -288,8 +292,12 @@ def _code_folder() -> Path:
     """Compiled code of isolated models: apart from that of others, which they must not be able to change."""
     folder = cache.default().folder / "isolated"
     if not folder.exists():
-        with contextlib.suppress(OSError, shutil.Error):
+        try:
             folder.mkdir(mode=0o700, parents=True)
+        except OSError:  # a read-only home
+            folder = (cache.private_folder() or folder.parent) / "isolated"
+            folder.mkdir(mode=0o700, exist_ok=True)
+        with contextlib.suppress(OSError, shutil.Error):
             home = cache.cache_home()
             if home is not None and _bytes_below(home / "zig") <= MOST_COPIED:
                 shutil.copytree(home / "zig", folder / "zig", symlinks=True)  # zig's own libraries compile slowly

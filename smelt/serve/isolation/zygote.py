@@ -48,7 +48,8 @@ ROLES: dict[str, Callable[[Any, list[socket.socket]], None]] = {"worker": worker
 
 def run(control: socket.socket) -> None:
     end_with_parent(signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the server decides
+    for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C and systemd signal all processes; the server drains first
+        signal.signal(number, signal.SIG_IGN)
     woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)

@@ -109,6 +109,14 @@ def test_a_killed_worker_comes_back(client: Client) -> None:
     assert worker_of(client, "native").pid != before
 
 
+def test_signals_to_all_processes_leave_workers_to_the_server(client: Client) -> None:
+    before = worker_of(client, "digits").pid
+    for number in (signal.SIGTERM, signal.SIGINT):
+        os.kill(before, number)
+    assert client.post("/v2/models/digits/infer", ask(PIXELS, "pixels")).status == 200
+    assert worker_of(client, "digits").pid == before
+
+
 def test_loading_and_unloading_leaves_nothing_open(client: Client) -> None:
     async def settle() -> None:
         while client.app.catalogue._closing:
