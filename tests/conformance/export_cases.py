@@ -8,6 +8,7 @@ Constants are arguments, so that nothing is folded away. `stablehlo.py` calls it
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,15 @@ from smelt.write.onnx import build, to_model
 from tests.conformance.native_cases import recast
 
 
-def run_exported(program: Program, name: str, args: Sequence[Array]) -> Sequence[Array]:
-    """One function alone; gives its results, or raises at the first check that does not hold."""
+def run_exported(program: Program, name: str, args: Sequence[Array], allowance: int = 0) -> Sequence[Array]:
+    """One function alone; gives its results, or raises at the first check that does not hold.
+
+    `allowance`: ULP that onnxruntime may differ by more than a check says.
+    """
     import onnx
     import onnxruntime
 
-    each = recast(program, name, args)
+    each = replace(recast(program, name, args), allowance=allowance)
     if not each.program.main.results:
         return each.judge([])
     model, _ = to_model(build(each.program, simplify=False), {})
@@ -33,10 +37,23 @@ def run_exported(program: Program, name: str, args: Sequence[Array]) -> Sequence
     options = onnxruntime.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads = 4, 1
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    feed = {port.name: _value(array, port) for array, port in zip(each.inputs, model.graph.input, strict=True)}
+    feed = {port.name: _value(_open(array), port) for array, port in zip(each.inputs, model.graph.input, strict=True)}
     outputs = session.run_with_ort_values(names, feed)
     types = [value.shape.dtype.numpy for value in each.program.main.results]
-    return each.judge([np.asarray(value.numpy()).astype(kind) for value, kind in zip(outputs, types, strict=True)])
+    return each.judge([_close(np.asarray(value.numpy()), kind) for value, kind in zip(outputs, types, strict=True)])
+
+
+def _open(array: Array) -> Array:
+    """Complex numbers with their parts along a last axis, as the model takes them."""
+    return np.stack([array.real, array.imag], -1) if array.dtype.kind == "c" else array
+
+
+def _close(array: Array, kind: Any) -> Array:
+    if np.dtype(kind).kind != "c":
+        return array.astype(kind)
+    whole = np.empty(array.shape[:-1], kind)
+    whole.real, whole.imag = array[..., 0], array[..., 1]
+    return whole
 
 
 def _readable(model: Any, port: Any) -> str:

@@ -33,6 +33,7 @@ from smelt.passes.pipeline import per_function, rules, until_stable
 from smelt.passes.recognise import recognise
 from smelt.passes.refine_shapes import refine_shapes
 from smelt.passes.simplify import SIMPLIFY
+from smelt.passes.split_complex import split_complex
 from smelt.read.onnx.file.tensors import element_number
 from smelt.shape import Shape
 from smelt.version import __version__
@@ -50,7 +51,7 @@ def prepare(program: Program, *, simplify: bool = True) -> Program:
     """The program in ops that the table writes: without calls, legacy ops and scans; softmax and friends by name."""
     program = rules(CANONICALISE)(refine_shapes(inline(program, COMPOSITES)))
     program = lower_quantised_types(lower_custom_calls(program))
-    program = per_function(lambda edit: lower(edit) + lower(edit, SCANS))(program)
+    program = split_complex(per_function(lambda edit: lower(edit) + lower(edit, SCANS))(program))
     if simplify:
         program = recognise(until_stable(_simplify, fold_constants, common_subexpressions)(program), COMPOSITES)
     return program
@@ -163,7 +164,9 @@ class _Writing:
         if not self.failed:
             return
         lines = []
-        for text, (count, op) in self.failed.items():
+        joints = ("stablehlo.complex: ", "stablehlo.real: ", "stablehlo.imag: ")  # around a complex op without a rule
+        reasons = {text: at for text, at in self.failed.items() if not text.startswith(joints)} or self.failed
+        for text, (count, op) in reasons.items():
             place = f", first at {op.location}" if op is not None and op.location else ""
             lines.append(f"{text}" + (f" ({count} times{place})" if count > 1 else f" ({place[2:]})" if place else ""))
         raise UnsupportedError(

@@ -10,11 +10,10 @@ from typing import Any
 
 from smelt.ir.core import Op
 from smelt.write.onnx.graph import Graph, Out, refuse, shape_of
-from smelt.write.onnx.ops import contract, control, elementwise, reduce, shape
+from smelt.write.onnx.ops import contract, control, elementwise, reduce, shape, solve
 
-_COMPLEX = "ONNX operators have no complex numbers"
+_COMPLEX = "ONNX operators have no complex numbers, and this op no form on pairs of real ones"
 _SPECIAL = "ONNX has no such function"
-_SOLVER = "ONNX has no factorisation of matrices and no solver"
 _PROCESSES = "ONNX models run in one process"
 _HOST = "ONNX models exchange nothing with the host while they run"
 _PACKED = "only engines with packed GEMMs make it, after the program that is written"
@@ -23,13 +22,12 @@ _TESTS = "it belongs to the test dialects"
 _TOKEN = "ONNX has no tokens, tuples and futures"
 
 REFUSED: dict[str, str] = {
-    **dict.fromkeys(("stablehlo.complex", "stablehlo.real", "stablehlo.imag", "chlo.conj", "stablehlo.fft"), _COMPLEX),
+    **dict.fromkeys(("stablehlo.complex", "chlo.conj", "stablehlo.fft"), _COMPLEX),
     **{
         f"chlo.{name}": _SPECIAL
         for name in ("bessel_i1e", "digamma", "erf_inv", "lgamma", "polygamma", "zeta", "next_after", "mulhi")
     },
     "chlo.erfc": "ONNX has no erfc, and 1 - erf(x) loses every digit of it for large x",
-    **dict.fromkeys(("stablehlo.cholesky", "stablehlo.triangular_solve"), _SOLVER),
     **{
         f"stablehlo.{name}": _PROCESSES
         for name in (
@@ -78,6 +76,7 @@ WRITERS: dict[str, Write] = {
     **reduce.ROWS,
     **contract.ROWS,
     **control.ROWS,
+    **solve.ROWS,
 }
 
 

@@ -25,6 +25,7 @@ MORE = RNG.integers(-3, 3, (4, 6)).astype(np.int32)
 IMAGES = RNG.normal(size=(2, 6, 9, 8)).astype(np.float32)
 KERNEL = RNG.normal(size=(4, 3, 3, 2)).astype(np.float32)
 TWO = [F, G]
+UNIT = 3 * np.eye(4, dtype=np.float32)
 BYTES = [INTS.astype("i1"), MORE.astype("i1")]
 WIDE = [IMAGES.astype("f8"), KERNEL.astype("f8")]
 ODD = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-30, -2.5, 2.5, 0.5, 3e9], np.float32)
@@ -106,6 +107,27 @@ CASES: dict[str, tuple[Callable[..., Any], list[Array]]] = {
         [RNG.normal(size=(6, 1, 3, 3)).astype(np.float32), IMAGES],
     ),
     "convolution in f64": (convolve((2, 1), NCHW, padding="SAME", feature_group_count=2), WIDE),
+    "complex": (
+        lambda x, y: (
+            jnp.real(lax.complex(x, y) * lax.complex(y, x) / lax.complex(x, y + 3.0)),
+            jnp.abs(jnp.exp(lax.complex(x, y))),
+            jnp.angle(jnp.sqrt(lax.complex(x, y)) @ lax.complex(y, x).T),
+        ),
+        [F, G],
+    ),
+    "fourier": (lambda x: (jnp.abs(jnp.fft.fft2(x)), jnp.fft.irfft(jnp.fft.rfft(x, axis=1) * 2j, 6, axis=1)), [F]),
+    "complex loop": (
+        lambda x: jnp.real(lax.fori_loop(0, 4, lambda i, z: z * z + lax.complex(x, x) * 0.1, lax.complex(x, x * 0.0))),
+        [F * 0.3],
+    ),
+    "solve": (
+        lambda x, y: (
+            lax.linalg.cholesky(x @ x.T + UNIT),
+            lax.linalg.triangular_solve(jnp.triu(x[:, :4]) + UNIT, y, left_side=True, lower=False),
+            lax.linalg.triangular_solve(x[:, :4] + UNIT, y.T, lower=True, unit_diagonal=True, transpose_a=True),
+        ),
+        [F, G],
+    ),
     "loop": (lambda x: lax.fori_loop(0, 3, lambda i, c: (c[0] * 2 + i, c[1] + c[0].sum()), (x, 0.0)), [F]),
     "scan": (lambda x: lax.scan(lambda c, row: (c * 0.5 + row, c.sum()), jnp.zeros(6), x), [F]),
     "branches": (lambda i, x: lax.switch(i[0, 0] % 3, [jnp.sin, jnp.cos, lambda y: y * 2.0], x), [np.abs(INTS), F]),

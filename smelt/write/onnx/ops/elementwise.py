@@ -491,6 +491,8 @@ ROWS: dict[str, Row] = {
     "stablehlo.compare": _compare,
     "stablehlo.select": _select,
     "stablehlo.convert": _convert,
+    "stablehlo.real": lambda g, op, x: x,
+    "stablehlo.imag": lambda g, op, x: where(g, g.constant(True, i1), g.like(0, x), x),
     "stablehlo.reduce_precision": _reduce_precision,
     "chlo.tan": _or_formula("Tan", _tan),
     "chlo.sinh": _or_formula("Sinh", _sinh),
