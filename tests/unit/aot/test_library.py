@@ -83,6 +83,12 @@ def test_random_tensors_under_sanitizers(library: Path, seed: int) -> None:
     assert int(done.stdout.split()[0]) > 1000
 
 
+def test_threads_share_a_model_while_another_one_cancels(library: Path) -> None:
+    source = str(FUZZ.with_name("threads_api.c"))
+    said = build_and_run(library.parent, "cc", "-O1", "-I.", source, "libdigits.a", "-lpthread", "-o", "program")
+    assert said.endswith("0 wrong\n")
+
+
 def test_the_header_agrees_with_the_table_of_element_types(library: Path) -> None:
     header = (library.parent / "digits.h").read_text()
     assert "pixels: f32[batch, 64]" in header

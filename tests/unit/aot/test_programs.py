@@ -10,6 +10,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -146,3 +147,39 @@ def test_mobilenet_runs_in_little_address_space(precision: str, mebibytes: int, 
     limited = f"ulimit -v {mebibytes << 10}; exec {program} --selftest"
     done = subprocess.run(["sh", "-c", limited], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@ON_X86_64
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("target", "triple"), [("x86_64-linux", "x86_64-linux-gnu"), ("aarch64-linux", "aarch64-linux-musl")]
+)
+def test_voice_activity_as_a_stream(target: str, triple: str, tmp_path: Path, seed: int) -> None:
+    """The example in C, chunk by chunk, against onnxruntime on the original file."""
+    package = find_spec("silero_vad")  # importing it would import torch
+    if package is None or package.origin is None:
+        pytest.skip("pip install --no-deps silero-vad")
+    model = Path(package.origin).parent / "data" / "silero_vad.onnx"
+    sizes = ("--static", "sr=16000", "-s", "d0_0=1", "-s", "d0_1=576", "-s", "d1_1=1", "--threads", "0")
+    compile_model(model, tmp_path / "libvad.a", "--target", target, *sizes)
+    emulator = [] if target == "x86_64-linux" else [shutil.which("qemu-aarch64-static")]
+    if emulator == [None]:
+        pytest.skip("no emulator: apt-get install qemu-user-static")
+    source = Path(__file__).parents[3] / "examples" / "edge" / "vad.c"
+    build = (sys.executable, "-m", "ziglang", "cc", f"--target={triple}", "-I.", source, "libvad.a", "-o", "vad")
+    subprocess.run([*build, "-lpthread", *(("-static",) if emulator else ())], cwd=tmp_path, check=True, timeout=300)
+    generator = np.random.default_rng(seed)
+    tone = np.sin(np.arange(512 * 12) / 16000 * 2 * np.pi * (150 + 80 * np.sin(np.arange(512 * 12) / 900)))
+    samples = (8000 * tone + 500 * generator.standard_normal(tone.shape)).astype(np.int16)
+    command = [*map(str, emulator), str(tmp_path / "vad")]
+    done = subprocess.run(command, input=samples.tobytes(), capture_output=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    got = [float(line.split()[1]) for line in done.stdout.splitlines()]
+    session = onnx_oracle.session(str(model))
+    context, state, want = np.zeros(64, np.float32), np.zeros((2, 1, 128), np.float32), []
+    for chunk in (samples.astype(np.float32) / 32768).reshape(-1, 512):
+        whole = np.concatenate([context, chunk])[None]
+        probability, state = session.run(None, {"input": whole, "state": state, "sr": np.array(16000)})
+        context = whole[0, -64:]
+        want.append(float(probability[0, 0]))
+    np.testing.assert_allclose(got, want, atol=2e-5, err_msg=f"seed {seed}")
