@@ -39,6 +39,7 @@ from smelt.cli import run as run_command
 from smelt.cli import serve as serve_command
 from smelt.cli import show as show_command
 from smelt.cli import standalone as standalone_command
+from smelt.cli import top as top_command
 from smelt.cli import tune as tune_command
 from smelt.cli.progress import compiling
 from smelt.errors import SmeltError
@@ -551,6 +552,18 @@ def pull(
         pull_command.show_store(as_json)
     else:
         pull_command.pull(name, revision, file, as_json)
+
+
+@app.command()
+def top(
+    url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
+    key: Annotated[str, typer.Option(help="The API key.", envvar="SMELT_API_KEY")] = "",
+    interval: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.1)] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one table and exit.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a server does: requests, latency, queues and memory of every model. Ctrl-C ends it."""
+    top_command.top(url, key, interval, once, as_json)
 
 
 audit = typer.Typer(help="Check the log that `smelt serve --audit-log` writes.", no_args_is_help=True)

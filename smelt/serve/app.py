@@ -25,6 +25,7 @@ from smelt.serve.ollama import Ollama
 from smelt.serve.openai import OpenAI, openai_problem
 from smelt.serve.openapi import OpenAPI
 from smelt.serve.problems import ForbiddenError, MethodError, UnauthorizedError
+from smelt.serve.recorder import Recorder
 from smelt.serve.rerank import Rerank
 from smelt.serve.responses import Responses
 from smelt.serve.shared_memory import PREFIX as SHARED_MEMORY
@@ -65,6 +66,8 @@ class App:
         Simple(self.service, self.keys).add_to(self.routes)
         Show(catalogue, self.keys).add_to(self.routes)
         Page().add_to(self.routes)
+        self.recorder = Recorder(config.slow_ms, self.keys)
+        self.recorder.add_to(self.routes)
         OpenAPI(config.shared_memory).add_to(self.routes)
         if config.metrics:
             self.routes.add("GET", "/metrics", self.metrics)
@@ -123,8 +126,11 @@ class App:
         try:
             await send_response(response, request, send, extra)
         finally:
+            spent = time.perf_counter() - started
+            if spent >= self.recorder.threshold:
+                self.recorder.record(request, response, identity, spent, None if error is None else error.message)
             if error is not None or self.config.access_log:
-                self._log(request, response, identity, time.perf_counter() - started, error)
+                self._log(request, response, identity, spent, error)
 
     async def _answer(self, request: Request) -> Response:
         if request.method == "OPTIONS" and self.config.allow_origin:

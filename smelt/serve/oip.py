@@ -134,6 +134,8 @@ class Service:
             raise
         now = time.perf_counter()
         stats.success += 1
+        if request is not None:
+            request.timing = timing
         stats.rows += timing.rows
         stats.last = time.time()
         stats.input_ns += round((begun - started) * 1e9)

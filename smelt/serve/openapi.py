@@ -143,6 +143,11 @@ class Region(Record):
     byte_size: int
 
 
+class Slow(Record):
+    slow_ms: float
+    requests: list[dict[str, Any]]
+
+
 class ModelIndex(Record):
     name: str
     version: str
@@ -398,6 +403,7 @@ def _operations() -> Sequence[Operation]:
         Operation("get", "/api/v1/models/{name}/program", "The plan of a model's kernels.", ANYTHING),
         Operation("get", "/api/v1/models/{name}/profile", "What a model's kernels take.", ANYTHING),
         Operation("get", "/metrics", "Prometheus metrics.", None, also=(TEXT,)),
+        Operation("get", "/v2/debug/slow", "The last slow requests; for administration.", Slow),
         Operation("get", "/openapi.json", "This document.", ANYTHING),
     )  # fmt: skip
 
