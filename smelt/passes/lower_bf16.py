@@ -1,4 +1,4 @@
-"""bf16 matmuls and convolutions with f32 results: as bf16 GEMM where the processor has one, else as f32 GEMM.
+"""bf16 matmuls and convolutions: as bf16 GEMM with f32 results where the processor has one, else as f32 GEMM.
 
 f32 holds every bf16 number and every product of two, so converting operands changes only the order of the sum. The
 conversion fuses into the producer of the operand; that of weights runs once, in `prepare`. `pack_weights` packs what
@@ -7,7 +7,7 @@ stays bf16. Called by `pipeline`.
 
 from __future__ import annotations
 
-from smelt.dtype import bf16, f32
+from smelt.dtype import bf16, f16, f32
 from smelt.ir.core import Value
 from smelt.ir.ops.packed import PAIR
 from smelt.ir.rewrite import Match, Rule, op
@@ -23,9 +23,30 @@ def bf16_rules(*, pairs: bool) -> list[Rule]:
         return None if pairs and _has_even_channels(m) else _widen(m)
 
     return [
+        Rule(op("stablehlo.dot_general", "x", "y"), _sum_in_f32, "a sum is rounded to a narrow type once"),
+        Rule(op("stablehlo.convolution", "x", "y"), _sum_in_f32, "a sum is rounded to a narrow type once"),
         Rule(op("stablehlo.dot_general", "x", "y"), dot, "f32 holds every bf16 number"),
         Rule(op("stablehlo.convolution", "x", "y"), convolution, "f32 holds every bf16 number"),
     ]
+
+
+def _sum_in_f32(m: Match) -> Value | None:
+    """A product of bf16 or f16 with a result of that type, as one with an f32 result that is converted."""
+    operands = [m["x"], m["y"]]
+    if m.shape.dtype not in (bf16, f16) or any(value.shape.dtype != m.shape.dtype for value in operands):
+        return None
+    padding = [each for pair in m.op.attrs.get("padding") or () for each in pair]
+    if m.op.name == "stablehlo.convolution" and (min(padding, default=0) < 0 or not _has_known_sizes(m)):
+        return None
+    if m.shape.dtype == f16:
+        operands = [m.build.convert(value, result=value.shape.with_dtype(f32)) for value in operands]
+    attrs = {name: value for name, value in m.op.attrs.items() if name != "algorithm"}
+    wide = m.build.op(m.op.name, *operands, result=m.shape.with_dtype(f32), **attrs).result
+    return m.build.convert(wide, result=m.shape)
+
+
+def _has_known_sizes(m: Match) -> bool:
+    return all(isinstance(size, int) for value in (m["x"], m["y"]) for size in value.shape.sizes)
 
 
 def _has_even_channels(m: Match) -> bool:

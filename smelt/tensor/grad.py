@@ -8,6 +8,7 @@ any structure of tensors: models, dictionaries, tuples.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -421,9 +422,9 @@ def custom_gradient(function: Callable[..., Any], backward: Callable[..., Any]) 
 
     def call(*args: Any) -> Any:
         body = _Body("custom_gradient", function, args, {})
-        name = f"smelt.custom_gradient.{body.key}"
-        if name not in CUSTOM:
-            CUSTOM[name] = _custom_rule(body, backward)
+        key, rule = _custom_rule(body, backward)
+        name = f"smelt.custom_gradient.{body.key}.{key}"
+        CUSTOM.setdefault(name, rule)
         return body.record(name)
 
     return call
@@ -472,8 +473,8 @@ def _leaf_like(tensor: Tensor, home: object) -> Tensor:
     return tensor_of(Leaf(Shape.of(tensor.dtype, tensor.shape.sizes), home=home, place=here()), tensor.shape.names)
 
 
-def _custom_rule(body: _Body, backward: Callable[..., Any]) -> Rule:
-    """The rule of a composite from a user's function, which is traced once."""
+def _custom_rule(body: _Body, backward: Callable[..., Any]) -> tuple[str, Rule]:
+    """The rule of a composite from a user's function, and a key that differs between functions and their data."""
     count = len(body.tensors)
 
     def given(args: Any, value: Any, cotangents: Any) -> Any:
@@ -509,7 +510,9 @@ def _custom_rule(body: _Body, backward: Callable[..., Any]) -> Rule:
         for value, g in zip(op.operands[:count], made, strict=True):
             sweep.add(value, g)
 
-    return Rule(jvp, vjp)
+    held = [np.ascontiguousarray(value.data) for value in back.captured if isinstance(value, Leaf)]
+    data = blake2b(b"".join(array.tobytes() for array in held), digest_size=12).hexdigest() if held else ""
+    return f"{back.key}{data}", Rule(jvp, vjp)
 
 
 def _constant(b: Builder, value: Value) -> Value:

@@ -15,8 +15,10 @@ from smelt.train.lora import adapt, lora
 from smelt.train.losses import binary_cross_entropy, contrastive, cross_entropy, huber, mse, triplet
 from smelt.train.matrices import adafactor, muon
 from smelt.train.metrics import accuracy, confusion, f1, perplexity, top_k_accuracy
+from smelt.train.mixed import mixed
 from smelt.train.optimisers import Optimiser, adam, adamw, average, clip, lion, rmsprop, sgd
 from smelt.train.schedules import cosine, linear, one_cycle, step_decay, warm_up
+from smelt.train.stepping import accumulate, skip_infinite
 from smelt.train.trainer import Trainer
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "Imported",
     "Optimiser",
     "Trainer",
+    "accumulate",
     "accuracy",
     "adafactor",
     "adam",
@@ -44,6 +47,7 @@ __all__ = [
     "linear",
     "lion",
     "lora",
+    "mixed",
     "mse",
     "muon",
     "one_cycle",
@@ -51,6 +55,7 @@ __all__ = [
     "prefetch",
     "rmsprop",
     "sgd",
+    "skip_infinite",
     "step_decay",
     "top_k_accuracy",
     "triplet",

@@ -182,6 +182,17 @@ def test_stop_gradient_keeps_the_value():
     assert str((smelt.stop_gradient(held) * held).sum().grad(held).shape) == "f32[b=2*B, d=3]"
 
 
+def test_custom_gradients_of_one_function_stay_apart():
+    """The forward function is the same; what differs is a number in the backward function, or data around it."""
+    x = smelt.tensor([1.0, 2.0])
+    for factor in (2.0, 3.0):
+        data = smelt.tensor([factor, 0.5])
+        by_number = smelt.custom_gradient(lambda h: h * 1.0, lambda args, value, slope, k=factor: (slope * k,))
+        by_data = smelt.custom_gradient(lambda h: h * 1.0, lambda args, value, slope, k=data: (slope * k,))
+        assert smelt.grad(lambda h, f=by_number: f(h).sum())(x).tolist() == [factor, factor]
+        assert smelt.grad(lambda h, f=by_data: f(h).sum())(x).tolist() == [factor, 0.5]
+
+
 def test_remat_and_custom_gradients():
     w, x = smelt.tensor(UP, "d f"), smelt.tensor(X, "b d")
     block = smelt.remat(lambda h: h.dot(w, "d").tanh())
