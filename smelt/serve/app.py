@@ -34,6 +34,7 @@ from smelt.serve.show import Show
 from smelt.serve.simple import Simple
 from smelt.serve.sockets import Sockets
 from smelt.serve.stats import prometheus
+from smelt.serve.tracing import Tracing
 from smelt.serve.web import FILES, Page
 
 log = logging.getLogger("smelt.serve")
@@ -66,6 +67,7 @@ class App:
         Simple(self.service, self.keys).add_to(self.routes)
         Show(catalogue, self.keys).add_to(self.routes)
         Page().add_to(self.routes)
+        self.tracing = Tracing() if config.otel else None
         self.recorder = Recorder(config.slow_ms, self.keys)
         self.recorder.add_to(self.routes)
         OpenAPI(config.shared_memory).add_to(self.routes)
@@ -94,6 +96,8 @@ class App:
             elif message["type"] == "lifespan.shutdown":
                 self.draining = True
                 await self.catalogue.close(self.config.drain)
+                if self.tracing is not None:
+                    await asyncio.to_thread(self.tracing.close)
                 if self.audit is not None:
                     self.audit.close()
                 await send({"type": "lifespan.shutdown.complete"})
@@ -129,6 +133,8 @@ class App:
             spent = time.perf_counter() - started
             if spent >= self.recorder.threshold:
                 self.recorder.record(request, response, identity, spent, None if error is None else error.message)
+            if self.tracing is not None:
+                self.tracing.record(request, response, identity, spent, error)
             if error is not None or self.config.access_log:
                 self._log(request, response, identity, spent, error)
 

@@ -103,6 +103,7 @@ class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     log: str = "text"  # or "json"
     access_log: bool = False  # a line for every request, not only for those that fail
     metrics: bool = True
+    otel: bool = False  # spans of requests for OpenTelemetry; OTEL_… variables say where they go
     slow_ms: float = 1000.0  # requests that took longer are kept for /v2/debug/slow
     shared_memory: bool = False  # whether those with administration may register POSIX shared memory
 

@@ -29,7 +29,7 @@ CONNECTION = "smelt.connection"  # where `serve.protocol` leaves the connection 
 class Request:
     """One request. The body is read once, up to a limit, and decompressed up to the same limit."""
 
-    __slots__ = ("_receive", "connection", "headers", "key", "method", "parts", "path", "scope", "timing")
+    __slots__ = ("_receive", "connection", "finished", "headers", "key", "method", "parts", "path", "scope", "timing")
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self.scope, self._receive = scope, receive
@@ -39,7 +39,8 @@ class Request:
         self.connection: Any = scope.get(CONNECTION)
         self.parts: tuple[str, ...] = ()  # what the route's places stand for
         self.key: Any = None
-        self.timing: Any = None  # of the model's call, for the recorder
+        self.timing: Any = None  # of the model's call, which was `finished` then, for the recorder and tracing
+        self.finished = 0.0
 
     def header(self, name: bytes) -> str:
         return self.headers.get(name, b"").decode("latin-1")

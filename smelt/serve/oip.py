@@ -135,7 +135,7 @@ class Service:
         now = time.perf_counter()
         stats.success += 1
         if request is not None:
-            request.timing = timing
+            request.timing, request.finished = timing, now
         stats.rows += timing.rows
         stats.last = time.time()
         stats.input_ns += round((begun - started) * 1e9)

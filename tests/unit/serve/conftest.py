@@ -1,3 +1,3 @@
-"""Not collected: a script for another Python, which has tritonclient."""
+"""Not collected: scripts for other Pythons, which have the clients."""
 
-collect_ignore = ["triton_tour.py"]
+collect_ignore = ["triton_tour.py", "langchain_tour.py"]

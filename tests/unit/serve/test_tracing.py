@@ -1,0 +1,46 @@
+"""Spans of requests, in an exporter that keeps them."""
+
+from __future__ import annotations
+
+import pytest
+
+from smelt.serve.tracing import Tracing
+from tests.unit.serve.client import DIGITS, model, serving
+
+pytest.importorskip("opentelemetry.sdk")
+PIXELS = {"inputs": [{"name": "pixels", "shape": [2, 64], "datatype": "FP32", "data": [0] * 128}]}
+PARENT = f"00-{'a' * 32}-{'b' * 16}-01"
+
+
+def test_a_request_has_spans_for_the_queue_and_the_call() -> None:
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    kept = InMemorySpanExporter()
+    with serving(model(DIGITS, trusted=True)) as client:
+        client.app.tracing = Tracing(kept)
+        client.post("/v2/models/digits/infer", PIXELS, traceparent=PARENT, x_request_id="mine")
+        client.get("/v2/models/nothing", traceparent="nonsense")
+        client.app.tracing._provider.force_flush()
+        found = {span.name: span for span in kept.get_finished_spans()}
+        client.app.tracing.close()
+        client.app.tracing = None
+    assert set(found) == {"POST /v2/models/{}/infer", "queue", "run", "GET /v2/models/{}"}
+    whole, queue, run = (found[name] for name in ("POST /v2/models/{}/infer", "queue", "run"))
+    assert whole.resource.attributes["service.name"] == "smelt"
+    assert whole.attributes is not None
+    assert whole.attributes["smelt.request_id"] == "mine"
+    assert whole.parent is not None
+    assert (f"{whole.context.trace_id:x}", f"{whole.parent.span_id:x}") == ("a" * 32, "b" * 16)
+    assert run.attributes is not None
+    assert (run.attributes["smelt.rows"], run.attributes["smelt.model"]) == (2, "digits")
+    for part in (queue, run):
+        assert part.parent is not None
+        assert part.parent.span_id == whole.context.span_id
+    times = [whole.start_time, queue.start_time, queue.end_time, run.start_time, run.end_time, whole.end_time]
+    assert all(each is not None for each in times)
+    assert queue.end_time == run.start_time
+    assert (queue.start_time or 0) <= (queue.end_time or 0) <= (run.end_time or 0) <= (whole.end_time or 0)
+    missing = found["GET /v2/models/{}"]
+    assert missing.parent is None
+    assert missing.attributes is not None
+    assert missing.attributes["error.type"] == "NotFoundError"
