@@ -17,7 +17,7 @@ import urllib.error
 import urllib.request
 import venv
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,9 +35,17 @@ class Running:
     url: str  # of inference
 
 
+def smelt_server(model: Path, *flags: str) -> AbstractContextManager[Running]:
+    return _serve(f"{mlp.NAME}={model}", *flags)
+
+
+def configured_server(settings: Path) -> AbstractContextManager[Running]:
+    return _serve("--config", str(settings))
+
+
 @contextmanager
-def smelt_server(model: Path, *flags: str) -> Iterator[Running]:
-    command = [sys.executable, "-m", "smelt", "serve", f"{mlp.NAME}={model}", "--port", "0", *flags]
+def _serve(*arguments: str) -> Iterator[Running]:
+    command = [sys.executable, "-m", "smelt", "serve", *arguments, "--port", "0"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
     assert process.stdout is not None
