@@ -5,10 +5,12 @@ from __future__ import annotations
 import http.client
 import json
 import platform
+import re
 import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -113,7 +115,8 @@ class UnixConnection(http.client.HTTPConnection):
 def test_requests_of_the_open_inference_protocol_over_a_unix_socket(digits: Path, seed: int) -> None:
     pixels = (np.random.default_rng(seed).random((3, 64), np.float32) * 16).round(2)
     expected = smelt.load(DIGITS, engine="native")(pixels=pixels)["probabilities"]
-    path = digits.with_name("s")
+    folder = tempfile.TemporaryDirectory(dir="/tmp")  # a socket's path is short
+    path = Path(folder.name) / "s"
     server = subprocess.Popen([str(digits), "--listen", str(path)], stderr=subprocess.PIPE, text=True)
     try:
         assert server.stderr is not None
@@ -157,6 +160,7 @@ def test_requests_of_the_open_inference_protocol_over_a_unix_socket(digits: Path
         server.terminate()
         server.communicate(timeout=30)
     assert not path.exists()
+    folder.cleanup()
 
 
 def test_weights_beside_the_program_are_mapped_and_verified(digits: Path, tmp_path: Path) -> None:
@@ -177,9 +181,10 @@ def test_weights_beside_the_program_are_mapped_and_verified(digits: Path, tmp_pa
     assert "cannot be read" in run(first, "--selftest").stderr
     if shutil.which("strace"):
         trace = ("strace", "-f", "-e", "trace=file,network", str(digits), "--selftest")
-        said = subprocess.run(trace, capture_output=True, text=True, timeout=60, check=False).stderr
-        calls = [line for line in said.splitlines() if "(" in line and "execve" not in line and "attached" not in line]
-        assert not calls, "a file or socket that no option names"
+        done = subprocess.run(trace, capture_output=True, text=True, timeout=60, check=False)
+        if done.returncode == 0:  # else tracing is not allowed here
+            lines = [line for line in done.stderr.splitlines() if re.search(r"\b\w+\(.*\) += ", line)]
+            assert [line for line in lines if "execve(" not in line] == [], "a file or socket that no option names"
 
 
 def _folders(parent: Path, names: str) -> list[str]:
