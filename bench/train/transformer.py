@@ -76,7 +76,6 @@ def axes_of(name: str) -> str:
 
 
 def smelt_loss(sizes: Sizes) -> tuple[Any, list[str]]:
-    import smelt
     from smelt import Tensor, nn, train
 
     def norm(x: Tensor, p: dict[str, Tensor], name: str) -> Tensor:
@@ -97,7 +96,6 @@ def smelt_loss(sizes: Sizes) -> tuple[Any, list[str]]:
             x = x + linear(linear(norm(x, p, f"{i}.norm2"), p, f"{i}.up", "d").gelu(), p, f"{i}.down", "f")
         return train.cross_entropy(norm(x, p, "norm").dot(p["head"], "d"), targets, "v")
 
-    del smelt
     shape = f"i32[b={sizes.batch}, s={sizes.context}]"
     return loss, [shape, shape]
 

@@ -1,0 +1,32 @@
+"""The transformer of bench/train learns as its JAX twin does: the same losses from the same weights and batches."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import smelt
+from bench.train import transformer
+from smelt import train
+
+SIZES = transformer.Sizes(vocabulary=13, width=32, layers=1, heads=2, context=16, batch=4)
+STEPS, RATE = 20, 0.3
+
+
+def test_loss_curves_agree() -> None:
+    loss, shapes = transformer.smelt_loss(SIZES)
+    start = transformer.draw_weights(SIZES)
+    weights = {name: smelt.tensor(value, transformer.axes_of(name)) for name, value in start.items()}
+    trainer = train.Trainer(loss, weights, train.sgd(RATE), *shapes, engine="native")
+    twin = jax.jit(jax.value_and_grad(transformer.jax_loss(SIZES)))
+    theirs = {name: jnp.asarray(value) for name, value in start.items()}
+    curves = []
+    for step in range(STEPS):
+        batch = transformer.draw_batch(SIZES, step)
+        value, slopes = twin(theirs, *batch)
+        theirs = {name: each - RATE * slopes[name] for name, each in theirs.items()}
+        curves.append((trainer.step(*batch), float(value)))
+    ours, wanted = np.array(curves).T
+    np.testing.assert_allclose(ours, wanted, atol=1e-3)
+    assert ours[-1] < ours[0] - 0.1, "it learns"
