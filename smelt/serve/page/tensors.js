@@ -163,10 +163,12 @@ function showResult(place, answer) {
     parts.push(el("h3", { text: `${name} [${shape.join(", ")}]` }));
     const flat = [value].flat(Infinity);
     const classes = shape.at(-1) ?? 0;
-    if (shape.length && shape.length <= 2 && classes >= 2 && typeof flat[0] === "number")
+    const ranked = shape.length && shape.length <= 2 && classes >= 2 && typeof flat[0] === "number";
+    if (ranked)
       parts.push(largest(flat.slice(0, classes), shape.length === 2 && shape[0] > 1));
     const text = flat.length > SHOWN ? `${JSON.stringify(flat.slice(0, SHOWN)).slice(0, -1)}, …` : JSON.stringify(value);
-    parts.push(el("details", {}, el("summary", { text: "Values" }), el("pre", { tabindex: "0", text })));
+    const open = !ranked && flat.length <= 64;
+    parts.push(el("details", { open }, el("summary", { text: "Values" }), el("pre", { tabindex: "0", text })));
   }
   place.replaceChildren(...parts);
 }

@@ -149,7 +149,7 @@ def pull(hub: Hub, store: Path, *arguments: str, wait: float = 120) -> subproces
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
     environment = kept | {
         "HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_HOME": str(store / "hf"), "HF_HUB_DISABLE_XET": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1", "SMELT_STORE": str(store),
+        "HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1", "SMELT_STORE": str(store),
     }  # fmt: skip
     command = [sys.executable, "-m", "smelt", "pull", *arguments, "--json"]
     return subprocess.run(
