@@ -64,9 +64,16 @@ def bench(
     """`sizes`: tokens of the prompt, and new ones."""
     prompt, new = sizes
     if prompt < 1 or new < 2:
-        raise RunError("--prompt and --new are too small", expected="1 and 2 or more", got=f"{prompt} and {new}")
+        raise RunError(
+            "--prompt and --new are too small",
+            expected="1 and 2 or more",
+            got=f"{prompt} and {new}",
+            remedy="--prompt 512 --new 128",
+        )
     if strange := [name for name in against if name != PEER]:
-        raise UnsupportedError("no peer for language models", expected=PEER, got=", ".join(strange))
+        raise UnsupportedError(
+            "no peer for language models", expected=PEER, got=", ".join(strange), remedy=f"--against {PEER}"
+        )
     used = threads or processors()
     runtime().set_threads(used)
     peer = _Peer(original or file, prompt + new + 1, used, python_of(pythons, [PEER])) if against else None
@@ -87,7 +94,12 @@ def _measure(
     file: Path, model: LanguageModel, peer: _Peer | None, seconds: float, prompt: int, new: int
 ) -> dict[str, Any]:
     if prompt + new > model.context:
-        raise RunError("more tokens than the context holds", expected=model.context, got=prompt + new)
+        raise RunError(
+            "more tokens than the context holds",
+            expected=model.context,
+            got=prompt + new,
+            remedy="a smaller --prompt or --new",
+        )
 
     def ours(tokens: list[int], count: int) -> tuple[float, float]:
         timings = model.generate(tokens, max_tokens=count, ignore_end=True).timings
@@ -158,7 +170,7 @@ class _Peer:
             self._process.stdin.flush()
             first, rest = json.loads(self._line())
         except (OSError, ValueError) as error:
-            raise RunError(f"{PEER} ended in the middle", got=error) from error
+            raise RunError(f"{PEER} ended in the middle", got=error, remedy="its own command line says why") from error
         return float(first), float(rest)
 
     def _line(self) -> str:

@@ -36,7 +36,12 @@ COLUMNS = (Column("model", True), Column("size"), Column("revision", True), Colu
 def pull(name: str, revision: str, pattern: str, as_json: bool) -> None:
     """Bring a model into the store, or go on with it."""
     if not is_name(name):
-        raise FileError("no name of a model", expected="ORGANISATION/NAME, as on huggingface.co", got=name)
+        raise FileError(
+            "no name of a model",
+            expected="ORGANISATION/NAME, as on huggingface.co",
+            got=name,
+            remedy="smelt pull ORGANISATION/NAME",
+        )
     hub = _hub()
     quiet = as_json or not sys.stderr.isatty()
     with _explained(name, hub):
@@ -76,7 +81,9 @@ def choose(files: dict[str, int], pattern: str, name: str) -> dict[str, int]:
 
     for file in files:
         if file.startswith("/") or "\\" in file or {"", ".", ".."} & set(file.split("/")):
-            raise FileError(f"{name} has a file that would be outside its folder", got=file)
+            raise FileError(
+                f"{name} has a file that would be outside its folder", got=file, remedy="do not use this repository"
+            )
 
     def matching(patterns: Sequence[str]) -> dict[str, int]:
         return {file: size for file, size in files.items() if any(fnmatchcase(file, each) for each in patterns)}
@@ -85,7 +92,11 @@ def choose(files: dict[str, int], pattern: str, name: str) -> dict[str, int]:
     if pattern:
         weights = {file: size for file, size in data.items() if fnmatchcase(file, pattern)}
         if not weights:
-            raise FileError(f"{name} has no weights like {pattern!r}", expected=", ".join(sorted(data)) or "none")
+            raise FileError(
+                f"{name} has no weights like {pattern!r}",
+                expected=", ".join(sorted(data)) or "none",
+                remedy="--file with a pattern of these",
+            )
     else:
         kinds = [found for each in WEIGHTS if (found := matching((each,)))]
         if not kinds:
@@ -93,6 +104,7 @@ def choose(files: dict[str, int], pattern: str, name: str) -> dict[str, int]:
                 f"{name} has no weights that smelt reads",
                 expected=", ".join(WEIGHTS),
                 got=", ".join(sorted(files)[:8]),
+                remedy="another repository of the model, with such files",
             )
         weights = kinds[0]
         if next(iter(weights)).endswith(".gguf") and len(weights) > 1:

@@ -35,7 +35,12 @@ WEIGHTS = ("embedded", "separate")
 def _check_choices(optimise: str, weights: str) -> None:
     for option, given, known in (("--optimize", optimise, tuple(OPTIMISE)), ("--weights", weights, WEIGHTS)):
         if given not in known:
-            raise SmeltError(f"{option} is not understood", expected=" or ".join(known), got=given)
+            raise SmeltError(
+                f"{option} is not understood",
+                expected=" or ".join(known),
+                got=given,
+                remedy=f"{option} {next(iter(known))}",
+            )
 
 
 def compile_standalone(

@@ -35,7 +35,7 @@ from smelt.engine.compile import (
 )
 from smelt.engine.signature import signature_of
 from smelt.engine_api import KernelUse, Signature
-from smelt.errors import FileError, UnsupportedError
+from smelt.errors import DeviceError, FileError, UnsupportedError
 from smelt.frozen import Frozen
 from smelt.ir.core import Program, walk
 from smelt.ir.text import parse, print_program
@@ -155,6 +155,8 @@ def recompile(
     """The program of a bundle, compiled for this machine. Its weights stay packed as they are."""
     known = {tile_shape(each) for each in device.targets.values()}
     if TileShape(*tile) not in known:
+        if device is not find_device():
+            raise DeviceError(f"the weights are packed for another device than {device.name}")
         raise FileError("the bundle has weights in panels of an unknown shape", expected=known, got=tile, remedy=AGAIN)
     plan = plan_lowered(read_program(text), signature, device.target("native"))
     taken = len(plan.main[0].of_kind("argument")) - len(signature.inputs)

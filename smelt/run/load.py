@@ -274,14 +274,15 @@ class _Reader:
         import logging
 
         name = self.bundle.name
-        logging.getLogger("smelt").warning("%s has no code for this processor (%s): compiling it", name, reasons)
+        where = "this processor" if self.device.kind == "cpu" else self.device.name
+        logging.getLogger("smelt").warning("%s has no code for %s (%s): compiling it", name, where, reasons)
         variant = min(program.variants, key=lambda each: each.tile[2])  # the one with the narrowest vectors
         try:
             return self.recompile(variant.text(), variant.tile, program.signature, variant.bound, self.device)
         except (DeviceError, UnsupportedError, ImportError) as error:
             raise UnsupportedError(
-                f"{name} has no code for this processor and cannot be compiled here",
-                expected=f"code for {self.device.target().name}, or what compiles it",
+                f"{name} has no code for {where} and cannot be compiled here",
+                expected=f"code for {where}, or what compiles it",
                 got=f"{reasons}; {error}",
                 remedy="smelt compile MODEL -o FILE.smelt --target …",
             ) from error

@@ -455,9 +455,11 @@ def test_what_cannot_be_saved_or_asked_for_is_refused(saved: Path, tmp_path: Pat
     with pytest.raises(UnsupportedError, match="cannot be saved"):
         reference.save(tmp_path / "no.smelt")
     assert not list(tmp_path.iterdir())
-    for options in ({"engine": "reference"}, {"device": "cuda"}, {"tune": 1.0}, {"static": {"a": 1}}):
+    for options in ({"engine": "reference"}, {"tune": 1.0}, {"static": {"a": 1}}):
         with pytest.raises(UnsupportedError, match="compiled already"):
             smelt.load(saved, **options)
+    with pytest.raises(UnsupportedError, match="no code for cuda"):
+        smelt.load(saved, device="cuda")
     with pytest.raises(FileError, match="cannot read"):
         smelt.load(tmp_path / "absent.smelt")
     bundle = smelt.load(saved)

@@ -72,9 +72,10 @@ def test_load_refuses_options_that_do_not_exist_or_do_not_apply(tmp_path: Path) 
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UnsupportedError, match="a language model has no option tune"):
         smelt.load(tmp_path, tune=1.0)
-    (tmp_path / "model.smelt").write_bytes(b"")
-    with pytest.raises(UnsupportedError, match="a bundle has no option context"):
-        smelt.load(tmp_path / "model.smelt", context=128)
+    smelt.load(DIGITS, engine="native").save(tmp_path / "model.smelt")
+    for option in ({"context": 128}, {"sequences": 2}, {"cache": "f16"}):
+        with pytest.raises(UnsupportedError, match=f"a bundle has no option {next(iter(option))}"):
+            smelt.load(tmp_path / "model.smelt", **option)  # type: ignore[arg-type]
     (tmp_path / "model.smelt").write_bytes(b"smelt pjrt 1\n")
     with pytest.raises(UnsupportedError, match="an executable of the pjrt engine has no option tune"):
         smelt.load(tmp_path / "model.smelt", tune=1.0)
