@@ -75,7 +75,7 @@ def test_load_refuses_options_that_do_not_exist_or_do_not_apply(tmp_path: Path) 
     smelt.load(DIGITS, engine="native").save(tmp_path / "model.smelt")
     for option in ({"context": 128}, {"sequences": 2}, {"cache": "f16"}):
         with pytest.raises(UnsupportedError, match=f"a bundle has no option {next(iter(option))}"):
-            smelt.load(tmp_path / "model.smelt", **option)  # type: ignore[arg-type]
+            smelt.load(tmp_path / "model.smelt", **option)
     (tmp_path / "model.smelt").write_bytes(b"smelt pjrt 1\n")
     with pytest.raises(UnsupportedError, match="an executable of the pjrt engine has no option tune"):
         smelt.load(tmp_path / "model.smelt", tune=1.0)
