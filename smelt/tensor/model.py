@@ -206,7 +206,7 @@ def _parameters(model: Any) -> dict[int, tuple[Tensor, Parameter]]:
     for path, value, owner, name in _leaves(model, ""):
         if id(value) in found:
             known = found[id(value)][1]
-            found[id(value)] = value, dataclasses.replace(known, paths=(*known.paths, path))
+            found[id(value)] = value, known.replace(paths=(*known.paths, path))
             continue
         hint = _hints(owner).get(name)
         leaf = value.value

@@ -165,13 +165,13 @@ class Run:
     @contextmanager
     def _stop_between_steps(self) -> Iterator[None]:
         """Ctrl-C ends the run after the present step, when the state is whole; a second one ends it at once."""
-        if threading.current_thread() is not threading.main_thread():
+        before = signal.getsignal(signal.SIGINT)
+        if threading.current_thread() is not threading.main_thread() or before is signal.SIG_IGN:  # in the background
             yield
             return
-        before = signal.getsignal(signal.SIGINT)
 
         def stop(number: int, frame: Any) -> None:
-            if self.interrupted or not callable(before):
+            if self.interrupted:
                 raise KeyboardInterrupt
             self.interrupted = True
 

@@ -106,7 +106,9 @@ def test_every_module_with_kernel_rules_is_listed() -> None:
     import smelt.kernel.build as build
 
     modules = {path.stem: path.read_text() for path in Path(build.__path__[0]).glob("*.py")}
-    with_rules = {name for name, text in modules.items() if re.search(r"^@(pull|sink|update)\(", text, re.MULTILINE)}
+    with_rules = {
+        name for name, text in modules.items() if re.search(r"^@(pull|sink|simt_sink|update)\(", text, re.MULTILINE)
+    }
     assert with_rules == {family.__name__.rpartition(".")[2] for family in KERNEL_FAMILIES}
 
 
@@ -121,7 +123,7 @@ def test_only_the_table_and_the_c_of_an_elementwise_op_name_it() -> None:
     """docs/layout.md: a row, a piece of C and a gradient rule. Front ends may offer the op, a pass may match it."""
     package = Path(smelt.__path__[0])
     table = {package / f"ir/{name}.py" for name in ("ops/elementwise", "special", "integer", "grad/elementwise")}
-    above = {package / name for name in ("tensor", "read", "passes", "llm")}
+    above = {package / name for name in ("tensor", "read", "write", "passes", "llm")}
     others = [
         path
         for path in package.rglob("*.py")

@@ -211,6 +211,15 @@ def test_a_run_stops_early_and_keeps_its_best_state(tmp_path: Path):
         made.fit([X, Y], epochs=5, batch=8, patience=0)
 
 
+@pytest.fixture
+def default_interrupts() -> Iterator[None]:
+    """SIGINT as in a terminal: a process in the background is born with it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("default_interrupts")
 def test_ctrl_c_ends_the_run_after_a_step_and_saves(tmp_path: Path):
     path = tmp_path / "run.safetensors"
     whole = trainer()
@@ -233,6 +242,22 @@ def test_ctrl_c_ends_the_run_after_a_step_and_saves(tmp_path: Path):
     assert resumed.steps == 5
     resumed.fit([X, Y], epochs=3, batch=8, seed=2, checkpoint=path)
     assert weights_of(resumed) == weights_of(whole)
+
+
+@pytest.mark.usefixtures("default_interrupts")
+def test_a_run_in_the_background_ignores_ctrl_c():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    made = trainer()
+    step = made.step
+
+    def interrupted(*batch: Array) -> float:
+        signal.raise_signal(signal.SIGINT)
+        return step(*batch)
+
+    made.step = interrupted  # type: ignore[method-assign]
+    made.fit([X, Y], epochs=1, batch=8, seed=2)
+    assert made.steps == 3
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 def test_a_full_disk_keeps_the_checkpoint_before(tmp_path: Path):
