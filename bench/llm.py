@@ -1,7 +1,7 @@
 """`python -m bench.llm MODEL.gguf`: prefill and decode of a language model, interleaved with llama.cpp where installed.
 
 Every round runs each engine once on the same tokens: a prompt that no cache knows, then new tokens one by one. The peer
-runs in a process of its own (`bench/llm_peer.py`, with `--python` another interpreter's) and waits while smelt runs.
+runs in a process of its own (that of `smelt bench`, with `--python` another interpreter's) and waits while smelt runs.
 Medians of the rounds, the median of the rounds' ratios, and (`--bandwidth`) the fraction of the memory's bandwidth that
 decoding reaches go to the terminal and, with `--json`, to a file. `--concurrent N` also measures N requests at once.
 """
@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 import smelt.llm
+from smelt.cli.bench_language import WORKER
 from smelt.device.runtime import runtime
 
 Once = Callable[[list[int], int], tuple[float, float]]  # tokens, count → seconds of prefill, seconds of decode
@@ -122,7 +123,7 @@ def llama_cpp(path: Path, context: int, threads: int, python: str) -> Engine | N
     """The peer in a process of its own, where the interpreter has its package and the model is a GGUF file."""
     if path.suffix.lower() != ".gguf":
         return None
-    command = [python, str(Path(__file__).with_name("llm_peer.py")), str(path), str(context), str(threads)]
+    command = [python, "-c", WORKER.read_text("utf-8"), str(path), str(context), str(threads)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
     assert process.stdout is not None

@@ -14,9 +14,11 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import gcd
 from operator import index
-from typing import Any, Literal, NoReturn, TypeAlias, final
+from typing import Any, Literal, NoReturn, TypeAlias, TypeVar, final
 
 from smelt.errors import ShapeError
+
+T = TypeVar("T")
 
 # Bounds that keep hostile expressions cheap: beyond them arithmetic raises ShapeError.
 _MAX_TERMS, _MAX_DEGREE, _MAX_COEFFICIENT = 256, 64, 10**36
@@ -229,6 +231,25 @@ def substitute(size: Size, values: Mapping[str, Size]) -> Size:
         return _APPLY[atom.op](*(substitute(arg, values) for arg in atom.args))
 
     return map_atoms(size, replace)
+
+
+def compute_size(
+    size: Poly,
+    number: Callable[[int], T],
+    value: Callable[[Atom], T],
+    multiply: Callable[[T, T], T],
+    add: Callable[[T, T], T],
+) -> T:
+    """A size as the operations that compute it, from its numbers and atoms. Coefficients of 1 are left out."""
+    total: T | None = None
+    for monomial, coefficient in size.terms:
+        term = number(coefficient) if coefficient != 1 or not monomial else None
+        for atom in monomial:
+            term = value(atom) if term is None else multiply(term, value(atom))
+        assert term is not None
+        total = term if total is None else add(total, term)
+    assert total is not None
+    return total
 
 
 def evaluate(size: Size, values: Mapping[str, int]) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from smelt.errors import ShapeError
 from smelt.ir.attributes import Constant, GatherDims
 from smelt.ir.core import Type, Value
 from smelt.shape import Shape
+from smelt.size import compute_size
 
 _SCALAR, _ONE = Shape("i64"), Shape("i64", 1)
 
@@ -121,16 +123,9 @@ class SizeOps:
         return self.emit("stablehlo.constant", value=Constant.of(numbers.astype(np.int64), i64))
 
     def _polynomial(self, size: Poly) -> Value:
-        total: Value | None = None
-        for monomial, coefficient in size.terms:
-            term = self.scalar(coefficient) if coefficient != 1 or not monomial else None
-            for atom in monomial:
-                factor = self._atom(atom)
-                term = factor if term is None else self.emit("stablehlo.multiply", term, factor)
-            assert term is not None
-            total = term if total is None else self.emit("stablehlo.add", total, term)
-        assert total is not None
-        return total
+        multiply, add = (partial(self.emit, f"stablehlo.{name}") for name in ("multiply", "add"))
+        computed: Value = compute_size(size, self.scalar, self._atom, multiply, add)
+        return computed
 
     def _atom(self, atom: Atom) -> Value:
         size = Poly((((atom,), 1),))

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -40,23 +41,24 @@ from smelt.kernel.loops.grammar import (
 
 
 @dataclass(slots=True)
-class Printer:
+class Printer(ABC):
     """A function of a kernel under construction. `locals` are the pointers and sizes that it uses, declared first."""
 
     name: str
     sizes: dict[Size, int] = field(default_factory=dict)  # that the kernel takes, numbered
     locals: dict[str, str] = field(default_factory=dict)
 
+    @abstractmethod
     def pointer(self, buffer: int, kind: str) -> str:
         """A pointer to the elements of a buffer."""
-        raise NotImplementedError
 
+    @abstractmethod
     def size_value(self, place: int) -> str:
         """The size of a number."""
-        raise NotImplementedError
 
+    @abstractmethod
     def statement(self, stmt: Stmt, depth: int) -> list[str]:
-        raise NotImplementedError
+        """A statement as lines of source."""
 
     def array(self, place: Place, kind: str) -> str:
         """A pointer to the elements of a buffer or a tile."""

@@ -12,6 +12,7 @@ from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -21,6 +22,7 @@ from smelt.dtype import Array, DType, dtype, i1, i64
 from smelt.ir.core import Op, Region, Value
 from smelt.ir.size_ops import slope_of
 from smelt.shape import Shape
+from smelt.size import compute_size
 from smelt.write.onnx.types import TYPES, type_for
 
 
@@ -280,16 +282,8 @@ class Graph:
         return found
 
     def _polynomial(self, size: Poly) -> Out:
-        total: Out | None = None
-        for monomial, coefficient in size.terms:
-            term = self.size(coefficient) if coefficient != 1 or not monomial else None
-            for atom in monomial:
-                factor = self._atom(atom)
-                term = factor if term is None else self.call("Mul", term, factor)
-            assert term is not None
-            total = term if total is None else self.call("Add", total, term)
-        assert total is not None
-        return total
+        computed: Out = compute_size(size, self.size, self._atom, partial(self.call, "Mul"), partial(self.call, "Add"))
+        return computed
 
     def _atom(self, atom: Atom) -> Out:
         size = Poly((((atom,), 1),))

@@ -17,29 +17,17 @@ from wsproto.events import AcceptConnection, CloseConnection, Request, TextMessa
 
 import smelt
 from smelt.serve.config import KeyConfig
-from tests.llm_checkpoints import FIXTURE, Case, write_checkpoint
-from tests.llm_gguf import write_vocabulary
-from tests.unit.llm.test_embedding import PLAIN, write_folder
 from tests.unit.serve.client import Client, model, serving
+from tests.unit.serve.language_models import write_language_models
 from tests.unit.serve.test_server import Server
 
 MESSAGES: list[Any] = [{"role": "user", "content": "w7 w8 w9"}]
-WORDS = ["<unk>", *(f"w{i}" for i in range(1, 96))]
 ASK = {"model": "tiny", "messages": MESSAGES, "temperature": 0, "max_tokens": 12}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("models")
-    for name in ("tiny", "encoder"):
-        (path / name).mkdir()
-    case = Case.load(FIXTURE)[0]
-    write_checkpoint(path / "tiny", case.config, case.shapes)
-    (path / "tiny" / "chat_template.jinja").write_text("{% for m in messages %}w5 {{ m.content }} {% endfor %}w6")
-    write_folder(path / "encoder", "bert", PLAIN, {"pooling_mode_mean_tokens": True})
-    for name in ("tiny", "encoder"):
-        write_vocabulary(path / name / "tokenizer.json", WORDS)
-    return path
+    return write_language_models(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")
