@@ -1,4 +1,4 @@
-"""Parts → an executable, a C library with its header. `smelt compile --standalone` calls it.
+"""Parts → an executable, a C library with its header, a WebAssembly module. `smelt compile --standalone` calls it.
 
 A second build of the same inputs gives the same bytes: files have fixed names, nothing records a time or a path.
 """
@@ -13,14 +13,18 @@ from smelt.aot.assemble import Parts
 from smelt.aot.describe import c_name, describe_model, write_header
 from smelt.aot.record import CONTENT, recorded_unit
 from smelt.aot.targets import Machine
+from smelt.aot.web import write_loader, write_types
 from smelt.bundle.container import checksum
 from smelt.device.cross import RUNTIME, Unit, Workshop, workshop
 from smelt.device.runtime import runtime
 from smelt.dtype import Array
+from smelt.errors import UnsupportedError
 from smelt.frozen import Frozen
 
 HERE = Path(os.path.dirname(__file__))
-LIBRARY = ("system.c", "features.c", "memory.c", "heap.c", "executable.c", "checksum.c", "model.c", "weights.c")
+LIBRARY = ("features.c", "heap.c", "executable.c", "checksum.c", "model.c")
+SYSTEM = {"wasi": ("wasm.c", "memory.c")}  # the runtime's files that depend on the system
+FILES = ("system.c", "memory.c", "weights.c")  # the same where there is a file system
 POOL, SINGLE = ("pool.c", "watch.c"), ("single.c",)
 FRONT = ("main.c", "files.c", "json.c", "measure.c", "listen.c")
 COMMON = (
@@ -60,14 +64,38 @@ def model_name(output: Path) -> str:
 
 
 def build(parts: Parts, machine: Machine, name: str, options: Options = DEFAULT) -> dict[str, tuple[bytes, int]]:
-    """Files by name, with their modes. The ending of `name` says what: .a, .so; else an executable."""
+    """Files by name, with their modes. The ending of `name` says what: .a, .so, .wasm; else an executable."""
     suffix = Path(name).suffix
     beside = {f"{name}.weights": (parts.weights, FILE)} if options.separate else {}
     if suffix == ".a" or suffix in SHARED:
         header = write_header(parts.name, parts.signature, (RUNTIME / "api.h").read_text())
         code = build_archive(parts, machine, options) if suffix == ".a" else build_shared(parts, machine, name, options)
         return {name: (code, FILE), f"{parts.name}.h": (header.encode(), FILE), **beside}
+    if suffix == ".wasm":
+        loader = write_loader(name, f"{name}.weights" if options.separate else None, parts.signature)
+        texts = {".js": loader, ".d.ts": write_types(parts.signature)}
+        written = {name.removesuffix(suffix) + end: (text.encode(), FILE) for end, text in texts.items()}
+        return {name: (build_module(parts, machine, options), FILE), **written, **beside}
     return {name: (build_executable(parts, machine, options), PROGRAM), **beside}
+
+
+def has_front(name: str) -> bool:
+    """Whether a product of this name is an executable."""
+    return Path(name).suffix not in (".a", ".wasm", *SHARED)
+
+
+def check_product(machine: Machine, name: str) -> None:
+    """Refuse an ending that the target has no product for."""
+    suffix = Path(name).suffix
+    products = {"wasi": (".wasm", ".a")}.get(machine.system)
+    is_known = suffix in products if products else suffix not in (".wasm", ".js")
+    if not is_known:
+        raise UnsupportedError(
+            f"the target {machine.name} has no such product",
+            expected=" or ".join(f"-o NAME{each}" for each in products or (machine.suffix, ".a", machine.shared)),
+            got=name,
+            remedy=f"-o {Path(name).stem}{products[0]}" if products else "--target wasm32-wasi",
+        )
 
 
 def build_executable(parts: Parts, machine: Machine, options: Options = DEFAULT) -> bytes:
@@ -81,6 +109,15 @@ def build_executable(parts: Parts, machine: Machine, options: Options = DEFAULT)
         objects = _compile(shop, parts, machine, flags, options, front)
         fewer = (f"-Wl,-T,{SCRIPT}", "-Wl,--no-eh-frame-hdr") if machine.system == "linux" else ()
         return shop.link(objects, f"model{machine.suffix}", (*flags, *machine.link, *fewer, *_linker(machine)))
+
+
+def build_module(parts: Parts, machine: Machine, options: Options = DEFAULT) -> bytes:
+    """A WebAssembly module that imports nothing."""
+    with workshop() as shop:
+        flags = (f"--target={machine.triple}", *machine.flags)
+        front = [Unit("front_web", HERE / "web.c", _front_flags(parts))]
+        objects = _compile(shop, parts, machine, flags, options, front)
+        return shop.link(objects, "model.wasm", (*flags, *machine.link, *_linker(machine)))
 
 
 def build_archive(parts: Parts, machine: Machine, options: Options = DEFAULT) -> bytes:
@@ -124,7 +161,8 @@ def _compile(
     embedded = [Unit(symbol, f'_Alignas(64) const unsigned char {symbol}[] = {{\n#embed "{WEIGHTS}"\n}};\n')]
     place = (symbol, len(parts.weights), checksum(runtime(), [memoryview(parts.weights)]) if options.separate else 0)
     described = describe_model(parts.name, parts.programs, place)
-    library = (*LIBRARY, *(POOL if options.threads and machine.has_threads else SINGLE))
+    pool = POOL if options.threads and machine.has_threads else SINGLE
+    library = (*LIBRARY, *SYSTEM.get(machine.system, FILES), *pool)
     units = [
         *(Unit(each.name, each.text, (*each.flags, *OPTIMISE[options.optimise])) for each in parts.units),
         Unit(f"{parts.name}_tables", described, (f"-I{RUNTIME}",)),

@@ -103,6 +103,17 @@ MACHINES = {
             (),
             shared=".dylib",
         ),
+        Machine(
+            "wasm32-wasi",
+            "wasm32-wasi",
+            "wasm32-wasi",
+            _baseline("wasm32", "-mcpu=generic+simd128+bulk_memory+sign_ext+nontrapping_fptoint"),
+            ("-mcpu=generic+simd128+bulk_memory+sign_ext+nontrapping_fptoint",),
+            "wasi",
+            ("-mexec-model=reactor", "-Wl,-z,stack-size=1048576"),
+            suffix=".wasm",
+            shared="",
+        ),
     )
 }
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from smelt.aot.assemble import Parts, assemble, plan_for
-from smelt.aot.build import OPTIMISE, SHARED, Options, build, model_name
+from smelt.aot.build import OPTIMISE, Options, build, check_product, has_front, model_name
 from smelt.aot.limit import check_limit
 from smelt.aot.record import record_call
 from smelt.aot.targets import MACHINES as MACHINES
@@ -62,6 +62,7 @@ def compile_standalone(
             "a standalone model is built for one target", got=", ".join(targets), remedy="one command for each"
         )
     machine = find_machine(targets[0] if targets else host_machine())
+    check_product(machine, output.name)
     check_folder(output)
     start = time.perf_counter()
     chosen = parse_sizes(sizes)
@@ -88,7 +89,7 @@ def compile_standalone(
         general = partial(read_file, runtime_broadcast=True)
         parts = use_broadcasting(read, general, precision, lambda *source: put_together(source))
     parts = parts or put_together()
-    recorded = () if output.suffix in (".a", *SHARED) else record_call(program, weights, chosen)
+    recorded = record_call(program, weights, chosen) if has_front(output.name) else ()
     options = Options(threads != 0, optimise, weights_kind == "separate", recorded)
     made = build(parts, machine, output.name, options)
     for name, (content, mode) in made.items():
