@@ -1,6 +1,6 @@
 """One framework in training, in a process of its own: requests as lines of JSON on stdin, answers on stdout.
 
-    python worker.py smelt|jax|torch|torch.compile transformer|resnet wide|small THREADS [batch=4 …]
+    python worker.py smelt|smelt.pjrt|jax|torch|torch.compile transformer|resnet wide|small THREADS [batch=4 …]
 
 `{"steps": n}` → the losses of n steps, milliseconds and processor time of each, and the peak of resident memory. On a
 busy machine the processor time of one thread is the steadier number. The transformer is
@@ -26,7 +26,7 @@ RATE, DECAY, EPSILON, BETAS, MOMENTUM = 1e-3, 0.01, 1e-8, (0.9, 0.999), 0.9
 Step = Callable[[tuple[np.ndarray, ...]], float]
 
 
-def start_smelt(model: Any, sizes: Any, name: str) -> Step:
+def start_smelt(model: Any, sizes: Any, name: str, device: str = "auto", engine: str = "native") -> Step:
     import smelt
     from smelt import train
 
@@ -36,7 +36,7 @@ def start_smelt(model: Any, sizes: Any, name: str) -> Step:
         optimiser = train.adamw(RATE, beta1=BETAS[0], beta2=BETAS[1], epsilon=EPSILON, weight_decay=DECAY)
     else:
         optimiser = train.sgd(RATE, momentum=MOMENTUM)
-    trainer = train.Trainer(loss, weights, optimiser, *shapes, engine=os.environ.get("SMELT_ENGINE", "native"))
+    trainer = train.Trainer(loss, weights, optimiser, *shapes, device=device, engine=engine)
     return lambda batch: trainer.step(*batch)
 
 
@@ -74,9 +74,7 @@ def start_jax(model: Any, sizes: Any, name: str) -> Step:
 
     def step(batch: tuple[np.ndarray, ...]) -> float:
         value, state[0] = compiled(state[0], *batch)
-        found = float(value)
-        jax.block_until_ready(state[0])
-        return found
+        return float(value)  # the results of a run are ready together
 
     return step
 
@@ -107,6 +105,7 @@ def start_torch(model: Any, sizes: Any, name: str, compiled: bool = False) -> St
 
 START: dict[str, Callable[[Any, Any, str], Step]] = {
     "smelt": start_smelt,
+    "smelt.pjrt": lambda model, sizes, name: start_smelt(model, sizes, name, engine="pjrt"),
     "jax": start_jax,
     "torch": start_torch,
     "torch.compile": lambda model, sizes, name: start_torch(model, sizes, name, compiled=True),

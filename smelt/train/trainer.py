@@ -8,14 +8,19 @@ from typing import Any
 
 import numpy as np
 
+from smelt.buffer import Buffer, HostBuffer
 from smelt.dtype import Array
+from smelt.engine import platform
 from smelt.engine.signature import signature_of
+from smelt.engine_api import Placing
 from smelt.errors import FileError, RunError, ShapeError
+from smelt.mesh import Mesh
 from smelt.read import safetensors
 from smelt.shape import Shape
 from smelt.structure import leaves, map_leaves
+from smelt.tensor.axes import shape_of
 from smelt.tensor.core import Tensor
-from smelt.tensor.data import tensor
+from smelt.tensor.data import symbolic, tensor
 from smelt.tensor.grad import value_and_grad
 from smelt.tensor.jit.compile import compile
 from smelt.tensor.jit.realise import realize
@@ -45,6 +50,10 @@ class Trainer:
     gives the loss and the next state in the memory of the last one. Tensors in `frozen` are not trained: the loss takes
     them after the parameters, in their own structure.
 
+    With a `mesh`, such as `smelt.Mesh(data=4, split={"b": "data"})`, the axis b of a batch is split over the devices
+    along "data" (data parallelism). Parameters have no such axis: every device holds them, and XLA adds the gradients
+    of all devices up.
+
     >>> import smelt
     >>> from smelt.train import mse, sgd
     >>> line = {"slope": smelt.tensor([0.0], "d")}
@@ -65,7 +74,9 @@ class Trainer:
         engine: str = "auto",
         debug_nans: bool = False,
         frozen: Any = None,
+        mesh: Mesh | None = None,
     ) -> None:
+        _check_mesh(mesh, batch)
         found = dict(leaves(parameters, _is_tensor))
         if not found:
             raise ShapeError("there are no parameters to train", expected="a structure of tensors")
@@ -73,7 +84,7 @@ class Trainer:
             if value.dtype.kind != "float":
                 remedy = "keep it out of the parameters: Trainer(..., frozen=...)"
                 raise ShapeError(f"the parameter {path} has no gradient", got=value.shape, remedy=remedy)
-        self._pattern = parameters
+        self._pattern = map_leaves(parameters, _is_tensor, lambda value: symbolic(value.shape), tied=False)
         self._names = {path: value.axes for path, value in found.items()}
         self._debug_nans = debug_nans
         flat = {path or "parameter": value for path, value in found.items()}
@@ -82,12 +93,15 @@ class Trainer:
 
         still = {path or "frozen": value for path, value in leaves(frozen, _is_tensor)}
         realize(*still.values())
+        extra = () if frozen is None else (still,)
 
-        def advance(state: Any, fixed: Any, *given: Tensor) -> tuple[Tensor, Any]:
+        def advance(state: Any, *given: Any) -> tuple[Tensor, Any]:
             def of(flat: Any) -> Tensor:
-                kept = iter(fixed.values())
-                more = () if frozen is None else (map_leaves(frozen, _is_tensor, lambda _: next(kept), tied=False),)
-                return loss(self._rebuild(flat), *more, *given)
+                if frozen is None:
+                    return loss(self._rebuild(flat), *given)
+                kept = iter(given[0].values())
+                fixed = map_leaves(frozen, _is_tensor, lambda _: next(kept), tied=False)
+                return loss(self._rebuild(flat), fixed, *given[1:])
 
             value, slopes = value_and_grad(of)(state["parameters"])
             refuse_dead_paths(value, state["parameters"], slopes)
@@ -95,14 +109,22 @@ class Trainer:
             return value, {"parameters": moved, "optimiser": after}
 
         self.progress = Progress()
-        self._step: Any = compile(advance, first, still, *batch, donate="state", device=device, engine=engine)
-        self._frozen = {path: value.numpy() for path, value in still.items()}
+        chosen = None if mesh is None or mesh.count == 1 else platform(device, engine, mesh=mesh)
+        self._step: Any = compile(
+            advance, first, *extra, *batch, donate="state", platform=chosen, device=device, engine=engine
+        )
+        self._frozen = tuple({path: self._place(value.numpy()) for path, value in each.items()} for each in extra)
         self._state: Any = map_leaves(first, _is_tensor, lambda value: value.numpy().copy(), tied=False)
 
-    def step(self, *batch: Array) -> float:
+    def _place(self, array: Array) -> Any:
+        """The array where the step reads it: on the engine's device, if that is not the host."""
+        engine = self._step.platform.engine
+        return engine.put(HostBuffer.of(array)) if isinstance(engine, Placing) else array
+
+    def step(self, *batch: Array | Buffer) -> float:
         """One step on a batch; gives the loss before it."""
         before = {path: array.copy() for path, array in self._arrays().items()} if self._debug_nans else {}
-        value, self._state = self._step(self._state, self._frozen, *batch)
+        value, self._state = self._step(self._state, *self._frozen, *batch)
         loss = float(value.numpy())
         if self._debug_nans:
             broken = [path for path, array in self._arrays().items() if not _is_finite(array)]
@@ -111,12 +133,13 @@ class Trainer:
         return loss
 
     def _explain_nans(
-        self, loss: float, before: Mapping[str, Array], batch: Sequence[Array], broken: list[str]
+        self, loss: float, before: Mapping[str, Array], batch: Sequence[Array | Buffer], broken: list[str]
     ) -> None:
         """Run the step again on the reference, and name the first tensor that is not finite."""
         program = self._step.program
         names = [port.name for port in signature_of(program.main).inputs]
-        arrays = [*before.values(), *self._frozen.values(), *(np.asarray(each) for each in batch)]
+        fixed = [_array(value) for each in self._frozen for value in each.values()]
+        arrays = [*before.values(), *fixed, *(np.asarray(each) for each in batch)]
         culprit = find_nan(program, names, arrays)
         wrong = (
             f"the loss of step {self.steps - 1} is {loss}"
@@ -220,6 +243,24 @@ class Trainer:
         rest = iter(arrays[name] for name in wanted)
         self._state = map_leaves(self._state, _is_array, lambda _: next(rest), tied=False)
         self.progress = Progress.of_metadata(held.metadata)
+
+
+def _check_mesh(mesh: Mesh | None, batch: Sequence[str | Shape]) -> None:
+    """Refuse a mesh that splits no axis of the batch, or one unevenly."""
+    if mesh is None:
+        return
+    shapes = [shape_of(each) for each in batch]
+    split = [mesh.partition(shape.names) for shape in shapes]
+    if not any(any(partition) for partition in split):
+        raise ShapeError(
+            "the mesh splits no axis of the batch",
+            expected=f"one of the axes {', '.join(mesh.split) or 'in Mesh(split=…)'}",
+            got=", ".join(map(str, shapes)),
+            remedy='smelt.Mesh(data=2, split={"b": "data"}), where b is an axis of the batch',
+        )
+    for shape, partition in zip(shapes, split, strict=True):
+        if shape.is_static and any(partition):
+            mesh.pieces(partition, shape.numbers(), f"the batch {shape}")
 
 
 def _is_finite(array: Array) -> bool:
