@@ -12,7 +12,7 @@ from smelt.llm.config import PAGE
 
 CHUNK = 512  # tokens that one step reads at most
 
-Pools = list[tuple[Any, Any]]  # keys [p, g, k, o] and values [p, o, g, k] of each layer
+Pools = list[tuple[Any, Any]]  # keys [p, g, k, o] and values [p, g, o, k] of each layer
 
 
 class Stepping(Protocol):

@@ -168,7 +168,7 @@ def _step(origin: BundleOrigin, loaded: LoadedModel) -> NativeStep:
 def _expected(config: Config) -> list[str]:
     """The shapes of what a step takes and gives."""
     keys = f"{config.cache}[P, {config.kv_heads}, {config.head_size}, {PAGE}]"
-    values = f"{config.cache}[P, {PAGE}, {config.kv_heads}, {config.head_size}]"
+    values = f"{config.cache}[P, {config.kv_heads}, {PAGE}, {config.head_size}]"
     pools = [keys, values] * len(config.layers)
     inputs = ["i32[S]", *pools, "i32[B, M]", *["i32[S]"] * 4, "i32[R]"]
     return [*inputs, f"f32[R, {config.v}]", f"f32[R, {config.d}]", *pools]

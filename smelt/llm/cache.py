@@ -89,7 +89,7 @@ class Pool:
 def pool_sizes(config: Config, pages: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The shapes of a layer's keys and of its values."""
     keys = pages, config.kv_heads, config.head_size, PAGE
-    return keys, (pages, PAGE, config.kv_heads, config.head_size)
+    return keys, (pages, config.kv_heads, PAGE, config.head_size)
 
 
 def page_bytes(config: Config) -> int:

@@ -15,17 +15,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smelt.dtype import f32
-from smelt.llm.config import PAGE, Config, Layer, Rope
+from smelt.llm.config import Config, Layer, Rope
 from smelt.llm.layers import Formats, Linear, Matrix, Norm
 from smelt.llm.moe import Mixture
-from smelt.llm.paged import paged_attention, write_keys
+from smelt.llm.paged import paged_attention, write_pages
 from smelt.tensor import nn
 from smelt.tensor.core import Tensor
 from smelt.tensor.model import Model
 from smelt.tensor.ops.elementwise import cast, leaf, outer
 from smelt.tensor.ops.move import concatenate
 
-Cache = tuple[Tensor, Tensor]  # keys [p, g, k, o] and values [p, o, g, k] of a layer
+Cache = tuple[Tensor, Tensor]  # keys [p, g, k, o] and values [p, g, o, k] of a layer
 
 
 class Stepped(NamedTuple):
@@ -60,11 +60,6 @@ def turn(x: Tensor, rope: Rope, positions: Tensor) -> Tensor:
     return concatenate([base(first, turn=(cosines, signed)), rest], "k")
 
 
-def write(pool: Tensor, new: Tensor, slot: Tensor) -> Tensor:
-    """The pool [p, o, g, k] with new values [s, g, k] in their slots, page * PAGE + place."""
-    return pool.merge("p o", "t").scatter(slot, new, "t").split("t", p=None, o=PAGE)
-
-
 class Attention(Model):
     q: Linear
     k: Linear
@@ -94,8 +89,8 @@ class Attention(Model):
             q, k = self.q_norm(q), self.k_norm(k)
         if layer.rope is not None:
             q, k = turn(q, layer.rope, places.position), turn(k, layer.rope, places.position)
-        keys = write_keys(cache[0], cast(k, config.cache), places.page, places.place)
-        values = write(cache[1], cast(v, config.cache), places.page * PAGE + places.place)
+        keys = write_pages(cache[0], cast(k, config.cache), places.page, places.place)
+        values = write_pages(cache[1], cast(v, config.cache), places.page, places.place)
         y = self._attend(q, keys, values, places.table, places.sequence, places.position)
         return self.o(y.merge("h k", "e")), (keys, values)
 

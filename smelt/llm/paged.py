@@ -35,7 +35,7 @@ def paged_attention(
     body = _decomposition(heads, kv_heads, depth, float(scale), float(softcap), window or 0, cache)
 
     def attend(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, sequence: Tensor, position: Tensor) -> Tensor:
-        """q f32[s, h, k], keys [p, g, k, o] and values [p, o, g, k] of the type `cache`, table i32[b, m], sequence and
+        """q f32[s, h, k], keys [p, g, k, o] and values [p, g, o, k] of the type `cache`, table i32[b, m], sequence and
         position i32[s]."""
         operands = (q.transpose("s", "h", "k"), keys, values, table, sequence, position)
         return composite("smelt.paged_attention", operands, attributes, body, ("s", "h", "k"))
@@ -45,16 +45,19 @@ def paged_attention(
 
 def pool_texts(kv_heads: int, depth: int, cache: DType) -> tuple[str, str]:
     """The shapes of a layer's keys, transposed within a page, and of its values."""
-    return f"{cache}[p=P, g={kv_heads}, k={depth}, o={PAGE}]", f"{cache}[p=P, o={PAGE}, g={kv_heads}, k={depth}]"
+    return f"{cache}[p=P, g={kv_heads}, k={depth}, o={PAGE}]", f"{cache}[p=P, g={kv_heads}, o={PAGE}, k={depth}]"
 
 
-def write_keys(pool: Tensor, new: Tensor, page: Tensor, place: Tensor) -> Tensor:
-    """Keys [p, g, k, o] with new ones [s, g, k] at (page, place) each; a page outside is not written."""
+def write_pages(pool: Tensor, new: Tensor, page: Tensor, place: Tensor) -> Tensor:
+    """Keys [p, g, k, o] or values [p, g, o, k] with new ones [s, g, k] at (page, place) each; a page outside is not
+    written."""
     wide = concatenate([each.to(i32).split("s", s=None, j=1) for each in (page, place)], "j")
+    assert pool.axes is not None
+    inserted = 0, pool.axes.index("o")
     dims = ScatterDims(
         update_window_dims=(1, 2),
-        inserted_window_dims=(0, 3),
-        scatter_dims_to_operand_dims=(0, 3),
+        inserted_window_dims=inserted,
+        scatter_dims_to_operand_dims=inserted,
         index_vector_dim=1,
     )
     region = scalar_region(pool.dtype, lambda _, b: b)

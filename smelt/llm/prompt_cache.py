@@ -18,7 +18,7 @@ from smelt.llm.config import PAGE, Config
 from smelt.read import safetensors
 from smelt.weights import Weights
 
-FORMAT = "smelt prompt cache 2"
+FORMAT = "smelt prompt cache 3"
 
 
 def save(path: Path, tokens: list[int], pool: Pool, model: str) -> int:

@@ -1,6 +1,6 @@
 """`smelt.paged_attention`: the composite of that name as one op, for an engine with a kernel for it.
 
-Operands: q [n, h, k], keys [p, g, k, s] and values [p, s, g, e] in pages of s positions, table [b, m] of pages for each
+Operands: q [n, h, k], keys [p, g, k, s] and values [p, g, s, e] in pages of s positions, table [b, m] of pages for each
 sequence, the sequence and the position of each query [n], and sinks [h], or none. `width` is how many queries a kernel
 takes at once.
 """
@@ -48,7 +48,7 @@ def _infer(call: Call) -> Sequence[Type]:
     call.require(kinds == wanted, "", "pages and positions are integers, all others floats", expected=wanted, got=kinds)
     for left, right, what in (
         ((q.sizes[2],), keys.sizes[2:3], "the depth of queries and keys"),
-        ((keys.sizes[0], keys.sizes[3], keys.sizes[1]), values.sizes[:3], "keys and values"),
+        ((*keys.sizes[:2], keys.sizes[3]), values.sizes[:3], "keys and values"),
         (q.sizes[:1], sequence.sizes, "queries and their sequences"),
         (q.sizes[:1], position.sizes, "queries and their positions"),
         *(((q.sizes[1],), each.sizes, "heads and sinks") for each in sinks),
@@ -76,7 +76,7 @@ def attend(
     sinks: Array | None = None,
 ) -> Array:
     """In double, query by query. Indices are clamped; a query without keys gives zeros."""
-    keys = keys.transpose(0, 3, 1, 2)
+    keys, values = keys.transpose(0, 3, 1, 2), values.transpose(0, 2, 1, 3)
     page, groups = keys.shape[1:3]
     result = np.zeros((*q.shape[:2], values.shape[3]))
     for n in range(len(q)) if page * table.size * len(keys) else ():

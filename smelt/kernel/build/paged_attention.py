@@ -126,12 +126,12 @@ class _Block:
             page = nest.let(add(first, number))
             key = nest.let(scale(page, paged.page))
             count = nest.apply("minimum", Number(paged.page), nest.let(add(high, 1, scale(key, -1))))
-            row = nest.clamp(self.sequence, tensor(paged.op.operands[3]).sizes[0] - 1)
-            place = nest.clamp(_index(nest, paged.op, 3, row, page), tensor(paged.op.operands[1]).sizes[0] - 1)
-            self.multiply_keys(scores, queries, place)
+            after = nest.apply("minimum", nest.let(add(page, 1)), nest.let(add(pages, -1)))
+            place, after = self.find_page(page), self.find_page(after)
+            self.multiply_keys(scores, queries, place, after)
             self.mask(scores, places, key, low, high)
             self.weigh(scores, best, total, result)
-            self.multiply_values(result, scores, place, count)
+            self.multiply_values(result, scores, place, after, count)
         self.finish(output, result, total)
 
     # -- what the block is --
@@ -191,7 +191,13 @@ class _Block:
 
     # -- a page --
 
-    def multiply_keys(self, scores: str, queries: str, page: Expr) -> None:
+    def find_page(self, page: Expr) -> Expr:
+        """Where in the pool a page of the sequence is."""
+        nest, op = self.nest, self.paged.op
+        row = nest.clamp(self.sequence, tensor(op.operands[3]).sizes[0] - 1)
+        return nest.clamp(_index(nest, op, 3, row, page), tensor(op.operands[1]).sizes[0] - 1)
+
+    def multiply_keys(self, scores: str, queries: str, page: Expr, after: Expr) -> None:
         """Queries by all keys of a page; what is not there is masked later."""
         nest, paged, value = self.nest, self.paged, self.paged.op.operands[1]
         depth = Number(paged.depth)
@@ -204,9 +210,10 @@ class _Block:
             else:
                 place, step = Place(opened, Number(start)), Number(self.pitch(paged.page))
             right = Slice(place, (depth, Number(columns)), (step, Number(1)))
-            self.multiply(scores, start, left, right, self.form(1), False)
+            later = self.later(1, after, paged.depth * start)
+            self.multiply(scores, start, left, right, self.form(1), False, later)
 
-    def multiply_values(self, result: str, scores: str, page: Expr, count: Expr) -> None:
+    def multiply_values(self, result: str, scores: str, page: Expr, after: Expr, count: Expr) -> None:
         """Accumulate weights times the values that are there."""
         nest, paged, value = self.nest, self.paged, self.paged.op.operands[2]
         opened = None if self.is_direct(2) else self.open_page(2, page, count)
@@ -219,19 +226,30 @@ class _Block:
             left = Slice(weights, (self.used, Number(1), extent), (Number(paged.width), Number(0), Number(1)))
             for start, columns in paged.panels(paged.values):
                 if opened is None:
-                    place = element_place(nest, paged.op, value, (page, Number(first), self.group, Number(start)))
-                    step = axis_stride(nest, paged.op, value, 1)
+                    place = element_place(nest, paged.op, value, (page, self.group, Number(first), Number(start)))
+                    step = axis_stride(nest, paged.op, value, 2)
                 else:
                     pitch = self.pitch(paged.values)
                     place, step = Place(opened, Number(first * pitch + start)), Number(pitch)
                 right = Slice(place, (extent, Number(columns)), (step, Number(1)))
-                self.multiply(result, start, left, right, self.form(2), True)
+                later = self.later(2, after, first * paged.values + keys * start)
+                self.multiply(result, start, left, right, self.form(2), True, later)
 
-    def multiply(self, tile: str, start: int, left: Slice, right: Slice, form: Form, accumulate: bool) -> None:
+    def later(self, operand: int, page: Expr, first: int) -> Place | None:
+        """The next page comes out of memory while this one is computed: no processor foresees where it is."""
+        if not self.is_direct(operand):
+            return None
+        at = (page, self.group, Number(0), Number(0))
+        begin = element_place(self.nest, self.paged.op, self.paged.op.operands[operand], at)
+        return begin.replace(index=add(begin.index, first))
+
+    def multiply(
+        self, tile: str, start: int, left: Slice, right: Slice, form: Form, accumulate: bool, later: Place | None
+    ) -> None:
         width, columns = Number(self.paged.width), right.sizes[1]
         place = Place(tile, Number(start * ROWS))
         sums = Slice(place, (self.used, columns), (width, Number(1)))
-        self.nest.emit(Mma(sums, left, right, form, accumulate=Number(int(accumulate))))
+        self.nest.emit(Mma(sums, left, right, form, accumulate=Number(int(accumulate)), prefetch=later))
 
     def is_direct(self, operand: int) -> bool:
         """Whether rows of a page are whole vectors that a micro-kernel reads."""
@@ -250,8 +268,8 @@ class _Block:
         size, most = (self.paged.page, self.paged.depth) if operand == 1 else (self.paged.values, self.paged.page)
         opened, pitch = self.array("open", most * self.pitch(size)), self.pitch(size)
         with nest.loop(rows, "ordered", fence=True) as i, nest.loop(size, "lane") as j:
-            at = (page, self.group, i, j) if operand == 1 else (page, i, self.group, j)
-            nest.write(opened, add(scale(i, pitch), j), nest.convert(nest.pull(value, at), f32))
+            element = nest.convert(nest.pull(value, (page, self.group, i, j)), f32)
+            nest.write(opened, add(scale(i, pitch), j), element)
         return opened
 
     def mask(self, scores: str, places: str, key: Expr, low: Expr, high: Expr) -> None:

@@ -24,6 +24,7 @@ from smelt.kernel.loops.grammar import (
     Let,
     Mma,
     Number,
+    Place,
     Set,
     Share,
     Stmt,
@@ -145,7 +146,7 @@ class KernelPrinter(Printer):
         """A call of the micro-kernel of a form: rows, a, b, steps, tile, accumulate, prefetch."""
         (rows, taps, extent), (row, tap, step) = mma.a.sizes, mma.a.strides
         sums, (_, columns) = mma.acc.place, mma.acc.sizes
-        share = mma.prefetch or CACHE_RESIDENT
+        share = mma.prefetch if isinstance(mma.prefetch, Share) else CACHE_RESIDENT
         sides = (mma.a.place, mma.form.left), (mma.b.place, mma.form.right)
         pointers = [self.array(place, math.storage(dtype)) for place, dtype in sides]
         a, b = (f"{pointer} + {self.expr(place.index)}" for pointer, (place, _) in zip(pointers, sides, strict=True))
@@ -156,6 +157,9 @@ class KernelPrinter(Printer):
             f"{sums.array} + {self.expr(sums.index)}",
             *map(self.expr, (mma.accumulate, share.number, share.count)),
         ]
+        if mma.form.k_pack == 1:
+            later, kind = mma.prefetch, math.storage(mma.form.right)
+            given.append(self.address(later, kind) if isinstance(later, Place) else "0")
         name, panel = f"smelt_mma_{mma.form.name}", mma.acc.strides[0]
         assert isinstance(panel, Number), "the width of a panel is known"
         if (width := panel.value) != self.columns:

@@ -91,6 +91,11 @@ class Right:
     def signature(self) -> str:
         return SIGNATURE.format(right=self.type)
 
+    @property
+    def prefetched(self) -> str:
+        """The parameters after the signature: what is prefetched, the rows after these or those of a later call."""
+        return f"i64 accumulate, i64 part, i64 parts, const {self.type} *later"
+
     def head(self, shape: TileShape) -> str:
         texts = [HEAD] if self.bytes == 4 else [HEAD, WIDEN_HEAD]
         return "\n".join(each.format(bytes=4 * shape.lanes, half=2 * shape.lanes) for each in texts)
@@ -110,10 +115,10 @@ def mma_f32_text(shape: TileShape, *, narrow: bool = False, right: Right = F32) 
     families = [_family(shape, count, right) for count in (range(1, vectors + 1) if narrow else [vectors])]
     if narrow:
         cases = (
-            f"    case {count}: {right.name}{count}(rows, {ARGUMENTS}, part, parts); break;"
+            f"    case {count}: {right.name}{count}(rows, {ARGUMENTS}, part, parts, later); break;"
             for count in range(1, vectors + 1)
         )
-        given = f"i64 rows, {right.signature}, i64 accumulate, i64 part, i64 parts, i64 columns"
+        given = f"i64 rows, {right.signature}, {right.prefetched}, i64 columns"
         head = f"static void {right.name}_narrow({given}) {{"
         families += [head, f"  switch ((columns + {shape.lanes - 1}) / {shape.lanes}) {{", *cases, "  }", "}"]
     families.append(f"#define {right.name} {right.name}{vectors}")
@@ -137,7 +142,7 @@ def mma_panel_text(shape: TileShape, panel: int) -> str:
     """
     vectors, lanes, name = shape.columns // shape.lanes, shape.lanes, f"smelt_mma_f32_by{panel}"
     rows, counts = range(1, shape.rows + 1), range(1, vectors + 1)
-    given = f"i64 rows, {F32.signature}, i64 accumulate, i64 part, i64 parts"
+    given = f"i64 rows, {F32.signature}, {F32.prefetched}"
     text = [_rows_text(f"{name}_{count}_{each}", each, shape, count, F32, panel) for count in counts for each in rows]
     for count in counts:
         text += [
@@ -150,7 +155,7 @@ def mma_panel_text(shape: TileShape, panel: int) -> str:
     block = "part_rows, a, a_row_stride, a_tap_stride, a_stride, b + j, b_stride, taps, count, tile + j, accumulate"
     text += [
         f"static void {name}_narrow({given}, i64 columns) {{",
-        "  (void)part; (void)parts;",
+        "  (void)part; (void)parts; (void)later;",
         f"  for (i64 tiles = (rows + {shape.rows - 1}) / {shape.rows}, part_rows; tiles > 0; tiles--) {{",
         "    part_rows = (rows + tiles - 1) / tiles;",
         "    for (i64 j = 0; j < columns;)",
@@ -161,7 +166,7 @@ def mma_panel_text(shape: TileShape, panel: int) -> str:
         "  }",
         "}",
         f"static inline void {name}({given}) {{",
-        f"  {name}_narrow(rows, {ARGUMENTS}, part, parts, {panel});",
+        f"  {name}_narrow(rows, {ARGUMENTS}, part, parts, later, {panel});",
         "}",
     ]
     return "\n".join([HEAD.format(bytes=4 * lanes), *text, ""])
@@ -174,17 +179,19 @@ def _family(shape: TileShape, vectors: int, right: Right) -> str:
     lines = shape.columns * PREFETCH_STEPS // line
     text = [
         *(_rows_text(f"{name}_{rows}", rows, shape, vectors, right) for rows in range(1, most + 1)),
-        f"static void {name}(i64 rows, {right.signature}, i64 accumulate, i64 part, i64 parts) {{",
+        f"static void {name}(i64 rows, {right.signature}, {right.prefetched}) {{",
         f"  const i64 lines = {max(1, lines)};  /* per {PREFETCH_STEPS} steps */",
         f"  i64 tiles = (rows + {most - 1}) / {most}, all = parts * tiles, number = part * tiles;",
-        "  const i64 each = all < lines ? (lines + all - 1) / (all + !all) : 1;",
+        f"  i64 each = later ? {max(1, vectors * shape.lanes * PREFETCH_STEPS // line)}"
+        " : all < lines ? (lines + all - 1) / (all + !all) : 1;",
         f"  const i64 steps = taps * count / {PREFETCH_STEPS} * each * {line};",
         "  for (i64 part_rows; tiles > 0; tiles--, rows -= part_rows, a += part_rows * a_row_stride) {",
-        f"    const {right.type} *prefetch = b + taps * count * b_stride + number++ % lines * steps;",
+        f"    const {right.type} *prefetch = later ? later : b + taps * count * b_stride + number++ % lines * steps;",
         "    switch (part_rows = (rows + tiles - 1) / tiles) {",
         *(f"      case {rows}: {name}_{rows}({ARGUMENTS}, prefetch, each); break;" for rows in range(1, most + 1)),
         "    }",
         f"    tile += part_rows * {shape.columns};",
+        "    if (later) each = 0;  /* the first tile's steps have prefetched all */",
         "  }",
         "}",
     ]

@@ -237,7 +237,8 @@ class Mma(Frozen):
 
     `acc` is [row, column] and `a` is [row, tap, k]. `b` is [k, column] with adjacent columns; the rows of the next tap
     follow. `form` says how elements are multiplied and added up. Where `accumulate` is not 0 the sum is added to `acc`.
-    `prefetch`: the share of the rows of b after these that this call prefetches; None: they are in the cache.
+    `prefetch`: the share of the rows of b after these that this call prefetches, or the place from which it prefetches
+    as many adjacent elements as b has, for a later call; None: they are in the cache.
     On a GPU a call may take more steps than a K-block of the form, and the row stride of `a` may be a load of the first
     element of a tile: then row i begins as many elements after the place of `a` as element i of that tile says.
     """
@@ -247,7 +248,7 @@ class Mma(Frozen):
     b: Slice
     form: Form
     accumulate: Expr = Number(0)
-    prefetch: Share | None = None
+    prefetch: Share | Place | None = None
 
 
 class BlockMma(Frozen):
@@ -465,7 +466,7 @@ def _fields(*types: str) -> dict[type, tuple[str, ...]]:
 
 _BLOCKS, _VARS = _fields("tuple[Stmt, ...]"), _fields("Var")
 _PLACES = _fields("Place", "Slice")
-_EXPRS = _fields("Expr", "Place", "Slice", "Share | None", "tuple[Expr, ...]")  # whatever holds expressions
+_EXPRS = _fields("Expr", "Place", "Slice", "Share | Place | None", "tuple[Expr, ...]")  # whatever holds expressions
 
 
 def blocks(statement: Stmt) -> tuple[tuple[Stmt, ...], ...]:
