@@ -10,6 +10,7 @@ from typing import Any
 from smelt.errors import DeviceError
 
 FLAGS = ("--std=c++17", "-default-device", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true", "-w")
+OWN = {"sm_90": "sm_90a"}  # with the instructions that only this generation has (wgmma)
 REMEDY = 'pip install "smelt[cuda]"'
 
 
@@ -39,7 +40,7 @@ def compile_cuda(text: str, machine: str) -> bytes:
     version()
     program = _checked(api, api.nvrtcCreateProgram(text.encode(), b"smelt.cu", 0, [], []), "reading the source")
     try:
-        options = [each.encode() for each in (f"--gpu-architecture={machine}", *FLAGS)]
+        options = [each.encode() for each in (f"--gpu-architecture={OWN.get(machine, machine)}", *FLAGS)]
         (status,) = api.nvrtcCompileProgram(program, len(options), options)
         if status != api.nvrtcResult.NVRTC_SUCCESS:
             raise DeviceError(

@@ -18,6 +18,7 @@ from smelt.errors import DeviceError, RunError
 
 EXTRA = 'pip install "smelt[cuda]"'
 DRIVER = "install NVIDIA's driver, or run on a machine that has one"
+ALWAYS = 48 << 10  # bytes of shared memory that a launch may take without asking
 # After these the context is lost: nothing more can run on the device in this process.
 FATAL = ("ILLEGAL_ADDRESS", "LAUNCH_FAILED", "ILLEGAL_INSTRUCTION", "MISALIGNED_ADDRESS", "ECC_UNCORRECTABLE", "ASSERT")
 
@@ -86,6 +87,7 @@ class CudaDriver:
         self._device = _checked(api.cuDeviceGet(number), "opening the device")
         self._context = _checked(api.cuDevicePrimaryCtxRetain(self._device), "opening a context")
         self._local = threading.local()
+        self._shared: dict[int, int] = {}  # that a function may take, by its address
         self._enter()
         flags = api.CUstream_flags.CU_STREAM_NON_BLOCKING.value
         self._stream, self._recorder = (_checked(api.cuStreamCreate(flags), "opening a stream") for _ in range(2))
@@ -138,11 +140,15 @@ class CudaDriver:
         answer = self._cuda.cuModuleGetFunction(module, name.encode())
         return None if _short(answer[0]) == "NOT_FOUND" else _checked(answer, "finding a kernel")
 
-    def launch(self, function: Any, blocks: int, threads: int, arguments: Sequence[int]) -> None:
+    def launch(self, function: Any, blocks: int, threads: int, arguments: Sequence[int], shared: int = 0) -> None:
         self._enter()
+        if shared > ALWAYS and self._shared.get(int(function), 0) < shared:
+            most = self._cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            _checked(self._cuda.cuFuncSetAttribute(function, most, shared), f"{shared} bytes of shared memory")
+            self._shared[int(function)] = shared
         values = np.array(arguments, np.int64)
         table = values.ctypes.data + 8 * np.arange(len(arguments), dtype=np.int64)
-        sizes = (blocks, 1, 1, threads, 1, 1, 0)
+        sizes = (blocks, 1, 1, threads, 1, 1, shared)
         _checked(self._cuda.cuLaunchKernel(function, *sizes, self._here, int(table.ctypes.data), 0), "a launch")
 
     # -- memory --

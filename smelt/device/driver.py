@@ -22,8 +22,8 @@ class Driver(Protocol):
         """A kernel of a module; None where it has no such kernel."""
         ...
 
-    def launch(self, function: Any, blocks: int, threads: int, arguments: Sequence[int]) -> None:
-        """Run a kernel. Every argument has 64 bits."""
+    def launch(self, function: Any, blocks: int, threads: int, arguments: Sequence[int], shared: int = 0) -> None:
+        """Run a kernel. Every argument has 64 bits. `shared`: bytes of memory of a block."""
         ...
 
     def allocate(self, count: int) -> int:

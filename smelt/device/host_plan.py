@@ -211,7 +211,7 @@ class Run:
                 arguments = [self.buffers[i] for i in each["buffers"]]
                 arguments += [self.numbers[i] for i in each["sizes"]]
                 function = self.program.functions[each["function"]]
-                self.driver.launch(function, blocks, each["threads"], [*arguments, self.memory])
+                self.driver.launch(function, blocks, each["threads"], [*arguments, self.memory], each["shared"])
 
     def blocks(self, launch: Mapping[str, Any]) -> int:
         """How many blocks a launch gets; 0: there is nothing to do."""

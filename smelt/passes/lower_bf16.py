@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from smelt.dtype import bf16, f16, f32
 from smelt.ir.core import Value
-from smelt.ir.ops.packed import PAIR
 from smelt.ir.rewrite import Match, Rule, op
 
 
-def bf16_rules(*, pairs: bool) -> list[Rule]:
-    """The rules that convert to f32 what no bf16 kernel computes; `pairs`: there are bf16 kernels."""
+def bf16_rules(pack: int) -> list[Rule]:
+    """The rules that convert to f32 what no bf16 kernel computes; `pack`: adjacent steps of k that bf16 kernels take
+    together; 0: there are none."""
 
     def dot(m: Match) -> Value | None:
-        return None if pairs else _widen(m)
+        return None if pack else _widen(m)
 
     def convolution(m: Match) -> Value | None:
-        return None if pairs and _has_even_channels(m) else _widen(m)
+        return None if pack and _fills(m, pack) else _widen(m)
 
     return [
         Rule(op("stablehlo.dot_general", "x", "y"), _sum_in_f32, "a sum is rounded to a narrow type once"),
@@ -49,11 +49,11 @@ def _has_known_sizes(m: Match) -> bool:
     return all(isinstance(size, int) for value in (m["x"], m["y"]) for size in value.shape.sizes)
 
 
-def _has_even_channels(m: Match) -> bool:
-    """Whether the channels of a group fill whole bf16 pairs."""
+def _fills(m: Match, pack: int) -> bool:
+    """Whether the channels of a group are a multiple of `pack`."""
     attrs = m.op.attrs
     depth = m["y"].shape.sizes[attrs["dimension_numbers"].kernel_input_feature_dimension]
-    return isinstance(depth, int) and depth > 0 and depth % PAIR == 0 and attrs["batch_group_count"] == 1
+    return isinstance(depth, int) and depth > 0 and depth % pack == 0 and attrs["batch_group_count"] == 1
 
 
 def _widen(m: Match) -> Value | None:

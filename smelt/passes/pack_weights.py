@@ -7,7 +7,7 @@ moves the packing of weights out of the run. Called by `pipeline`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,27 +15,34 @@ import numpy as np
 from smelt.dim import Size, product
 from smelt.ir.attributes import DotDims
 from smelt.ir.core import Value
-from smelt.ir.ops.packed import PAIR, WINOGRAD_G
+from smelt.ir.ops.packed import OCTET, PAIR, WINOGRAD_G
 from smelt.ir.rewrite import Match, Rule, op
 from smelt.layout import panels
 from smelt.passes.channels_last import channels_last_dims
 from smelt.passes.split_prepare import WEIGHT
 from smelt.shape import Shape
 
-K_PACK = {"f32": 1, "bf16": PAIR}  # by operand type: adjacent steps of k in a panel; results are f32
+# By the types of both operands, adjacent steps of k in a panel; results are f32.
+K_PACK = {("f32", "f32"): 1, ("f32", "f16"): 1, ("f32", "bf16"): 1, ("bf16", "bf16"): PAIR}
+K_PACK_SIMT = {**K_PACK, ("f32", "bf16"): OCTET, ("bf16", "bf16"): OCTET}
+Packs = Mapping[tuple[str, str], int]
 NARROW = ("bf16", "f16")  # types of weights that an f32 GEMM widens
 LEAST, FEWEST = 8, 32  # output rows and columns, channels: Winograd gains nothing below these
 MANY = 512  # output pixels, for a kernel that changes
 
 
-def pack_rules(width: int, *, winograd: bool = True) -> list[Rule]:
-    """The rules that pack right operands into panels of `width` columns; `winograd`: 3 × 3 convolutions by Winograd."""
+def pack_rules(width: int, *, simt: bool = False) -> list[Rule]:
+    """The rules that pack right operands into panels of `width` columns.
+
+    A processor computes 3 × 3 convolutions by Winograd; a GPU (`simt`) packs for tensor cores.
+    """
+    packs = K_PACK_SIMT if simt else K_PACK
 
     def dot(m: Match) -> Value | None:
-        return _pack_dot(m, width)
+        return _pack_dot(m, width, packs)
 
     def convolution(m: Match) -> Value | None:
-        return _pack_convolution(m, width, winograd)
+        return _pack_convolution(m, width, packs, not simt)
 
     return [
         Rule(op("stablehlo.dot_general", "x", "y"), dot, "a GEMM reads packed B panels"),
@@ -43,9 +50,9 @@ def pack_rules(width: int, *, winograd: bool = True) -> list[Rule]:
     ]
 
 
-def _pack_dot(m: Match, width: int) -> Value | None:
-    lhs, rhs = m["x"], m["y"]
-    layout = _layout(m, width)
+def _pack_dot(m: Match, width: int, packs: Packs) -> Value | None:
+    lhs, rhs = m["x"], _stored_narrow(m, m["y"])
+    layout = _layout(m, rhs, width, packs)
     if layout is None:
         return None
     dims = m.op.attrs["dot_dimension_numbers"]
@@ -54,7 +61,7 @@ def _pack_dot(m: Match, width: int) -> Value | None:
     rows = [d for d in range(lhs.shape.rank) if d not in batch[0] and d not in summed[0]]
     columns = [d for d in range(rhs.shape.rank) if d not in batch[1] and d not in summed[1]]
     left = _merge_axes(m, lhs, (batch[0], rows, summed[0]))
-    right = _merge_axes(m, _stored_narrow(m, rhs), (batch[1], summed[1], columns))
+    right = _merge_axes(m, rhs, (batch[1], summed[1], columns))
     packed = m.build.op("smelt.relayout", right, layout=layout).result
     result = Shape.of(m.shape.dtype, (*left.shape.sizes[:2], right.shape.sizes[2]))
     made = m.build.op("smelt.packed_dot", left, packed, result=result, layout=layout).result
@@ -70,10 +77,10 @@ def _stored_narrow(m: Match, rhs: Value) -> Value:
     return narrow if str(narrow.shape.dtype) in NARROW and _is_weight(m, narrow) else rhs
 
 
-def _pack_convolution(m: Match, width: int, winograd: bool) -> Value | None:
+def _pack_convolution(m: Match, width: int, packs: Packs, winograd: bool) -> Value | None:
     """Convolutions of padded NHWC feature maps. A depthwise convolution is no GEMM: its weights are not packed."""
     maps, kernel, attrs = m["x"], m["y"], m.op.attrs
-    rank, layout = m.shape.rank, _layout(m, width)
+    rank, layout = m.shape.rank, _layout(m, kernel, width, packs)
     if layout is None or attrs["dimension_numbers"] != channels_last_dims(rank):
         return None
     plain = not any(attrs.get("window_reversal") or ()) and set(attrs.get("lhs_dilation") or ()) <= {1}
@@ -102,11 +109,11 @@ def _pack_convolution(m: Match, width: int, winograd: bool) -> Value | None:
     return m.build.op("smelt.packed_conv", maps, packed, result=m.shape, **taps).result
 
 
-def _layout(m: Match, width: int) -> str | None:
+def _layout(m: Match, stored: Value, width: int, packs: Packs) -> str | None:
     """The layout of the right operand, if the product is of f32 or bf16 with an f32 result."""
     left, right = (str(m[name].shape.dtype) for name in ("x", "y"))
-    known = left == right and left in K_PACK and str(m.shape.dtype) == "f32"
-    return panels(width, K_PACK[left]) if known else None
+    pack = packs.get((left, str(stored.shape.dtype)))
+    return panels(width, pack) if pack and left == right and str(m.shape.dtype) == "f32" else None
 
 
 def _suits_winograd(m: Match, kernel: Value, window: tuple[Size, ...], steps: tuple[int, ...]) -> bool:

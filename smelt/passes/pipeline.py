@@ -14,6 +14,7 @@ from typing import TextIO
 
 from smelt.frozen import Frozen
 from smelt.ir.core import Program
+from smelt.ir.ops.packed import OCTET, PAIR
 from smelt.ir.rewrite import Edit, Rule, rewrite
 from smelt.ir.text import print_program
 from smelt.ir.verify import verify
@@ -125,7 +126,8 @@ def passes(
         return tidy(rules(SPREADING)(inline(program))) if kept & (QUANTISING | {"smelt.unblock"}) else inline(program)
 
     def lower_bf16(edit: Edit) -> int:
-        count = rewrite(edit, bf16_rules(pairs=target is not None and target.has_pairs))
+        pack = 0 if target is None or not target.has_pairs else OCTET if target.kind == "simt" else PAIR
+        count = rewrite(edit, bf16_rules(pack))
         return count + common_subexpressions(edit) if count else 0  # matmuls that share an operand share its conversion
 
     def blocks(edit: Edit) -> int:
@@ -138,7 +140,8 @@ def passes(
     def fuse_quantise(edit: Edit) -> int:
         return rewrite(edit, FUSE_QUANTISE)
 
-    pack = pack_rules(width, winograd=target is None or target.kind == "cpu")
+    simt = target is not None and target.kind == "simt"
+    pack = pack_rules(width, simt=simt)
     packed = (
         Pass("channels_last", per_function(channels_last), "convolve feature maps in NHWC layout"),
         Pass("pack_weights", rules(pack), "pack the B operands of GEMMs and convolutions into panels"),

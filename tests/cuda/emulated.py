@@ -25,7 +25,7 @@ from smelt.target import Target
 
 HEADER = Path(__file__).with_name("emulator.h")
 FUNCTION = re.compile(r'^extern "C" __global__ void __launch_bounds__\(\d+\) (\w+)\((.*)\) \{$', re.MULTILINE)
-WAITS = re.compile(r"__sync|smelt_shuffle_|smelt_mma_|smelt_tile_|smelt_few_|__shfl")
+WAITS = re.compile(r"__sync|smelt_shuffle_|smelt_mma_|smelt_tile|smelt_few|__shfl")
 FLAGS = ("-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing", "-w", "-shared", "-fPIC")
 GUARD = 64
 
@@ -41,8 +41,10 @@ def compiler() -> list[str] | None:
     return [sys.executable, "-m", "ziglang", "c++"]
 
 
-def compile_emulated(text: str) -> bytes:
+def compile_emulated(text: str, machine: str = "sm_90") -> bytes:
     """The text as a library with one function `emulate_NAME(blocks, threads, arguments)` for each kernel."""
+    text = text.replace("extern __shared__ __align__(1024) char smelt_shared[];", "")  # the emulator has it
+    flags = (*FLAGS, "-DSMELT_WGMMA") if machine == "sm_90" else FLAGS
     calls = []
     pieces = FUNCTION.split(text)
     for name, parameters, body in zip(pieces[1::3], pieces[2::3], pieces[3::3], strict=True):
@@ -61,7 +63,7 @@ def compile_emulated(text: str) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         source, made = Path(folder, "kernels.cc"), Path(folder, "kernels.so")
         source.write_text("\n".join([HEADER.read_text(), text, *calls]))
-        done = subprocess.run([*command, *FLAGS, "-o", made, source], capture_output=True, text=True, check=False)
+        done = subprocess.run([*command, *flags, "-o", made, source], capture_output=True, text=True, check=False)
         if done.returncode:
             raise DeviceError("the emulator could not compile the program", got=done.stderr[:3000])
         return made.read_bytes()
@@ -89,7 +91,8 @@ class EmulatedDriver:
     def function(self, module: Any, name: str) -> Any:
         return getattr(module, f"emulate_{name}", None)
 
-    def launch(self, function: Any, blocks: int, threads: int, arguments: Sequence[int]) -> None:
+    def launch(self, function: Any, blocks: int, threads: int, arguments: Sequence[int], shared: int = 0) -> None:
+        assert shared <= 227 << 10, "more shared memory than a block has"
         self.launches += 1
         function(blocks, threads, (ctypes.c_longlong * len(arguments))(*arguments))
         for address in self.held:
@@ -180,7 +183,7 @@ class EmulatedCuda(Cuda):
         return "emulated " + HEADER.read_text()
 
     def compile_file(self, text: str, machine: str) -> bytes:
-        return compile_emulated(text)
+        return compile_emulated(text, machine)
 
 
 @cache

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <ucontext.h>
+#include <vector>
 
 #define __global__
 #define __device__
@@ -84,6 +85,84 @@ static void smelt_mma_sync(float *c, const unsigned *a, const unsigned *b) {
   }
   __syncwarp();
 }
+
+// Asynchronous copies and products are done when a thread waits for them: what reads or overwrites too early is found.
+static char smelt_shared[232448] __attribute__((aligned(1024)));  // of a launch that asks for shared memory
+struct smelt_words;
+struct Copied { void *to; const void *from; int used; };
+static std::vector<Copied> copies[MOST];
+static std::vector<int> copy_groups[MOST];  // how many copies each group has, the oldest first
+static unsigned smelt_shared_address(const void *at) { return (unsigned)((const char *)at - smelt_shared); }
+static void smelt_copy_async(void *to, const void *from, int used) {
+  if ((size_t)to % 16 || (used && (size_t)from % 16) || used < 0 || used > 16) {
+    fprintf(stderr, "an asynchronous copy is not aligned\n");
+    abort();
+  }
+  copies[current].push_back({to, from, used});
+}
+static void smelt_copy_commit() {
+  int open = copies[current].size();
+  for (int count : copy_groups[current]) open -= count;
+  copy_groups[current].push_back(open);
+}
+template <int N> static void smelt_copy_wait() {
+  auto &all = copies[current];
+  auto &groups = copy_groups[current];
+  while ((int)groups.size() > N) {
+    for (int i = 0; i < groups[0]; i++) {
+      memset(all[i].to, 0, 16);
+      memcpy(all[i].to, all[i].from, all[i].used);
+    }
+    all.erase(all.begin(), all.begin() + groups[0]);
+    groups.erase(groups.begin());
+  }
+}
+template <class W = smelt_words> static W smelt_stream(const void *from) { return *(const W *)from; }
+#ifdef SMELT_WGMMA
+// An element of a matrix in shared memory that a descriptor names: K-major, without a swizzle or with one of 64 bytes.
+static float described(unsigned long long form, int row, int k) {
+  const unsigned start = (form & 0x3fff) << 4, leading = (form >> 16 & 0x3fff) << 4, stride = (form >> 32 & 0x3fff) << 4;
+  unsigned at;
+  if (form >> 62 == 0) {
+    at = start + k / 8 * leading + row / 8 * stride + row % 8 * 16 + k % 8 * 2;
+  } else if (form >> 62 == 2) {
+    at = start + row / 8 * stride + row % 8 * 64 + k * 2;
+    at ^= (at >> 7 & 3) << 4;
+  } else {
+    abort();
+  }
+  unsigned short x;
+  memcpy(&x, smelt_shared + at, 2);
+  return bf16(x, 0);
+}
+struct Product { float *d; int columns; unsigned long long a, b; };
+static std::vector<Product> products[MOST];
+static std::vector<int> product_groups[MOST];
+static void smelt_wgmma_fence() {}
+static void smelt_publish() {}
+template <int COUNT> static void smelt_wgmma(float (&d)[COUNT], unsigned long long a, unsigned long long b) {
+  products[current].push_back({d, 2 * COUNT, a, b});
+}
+static void smelt_wgmma_commit() {
+  int open = products[current].size();
+  for (int count : product_groups[current]) open -= count;
+  product_groups[current].push_back(open);
+}
+template <int N> static void smelt_wgmma_wait() {
+  auto &all = products[current];
+  auto &groups = product_groups[current];
+  while ((int)groups.size() > N) {
+    for (int p = 0; p < groups[0]; p++)
+      for (int i = 0; i < all[p].columns / 2; i++) {
+        const int row = current % 128 / 32 * 16 + current % 32 / 4 + i / 2 % 2 * 8;
+        const int column = i / 4 * 8 + current % 4 * 2 + i % 2;
+        for (int k = 0; k < 16; k++) all[p].d[i] += described(all[p].a, row, k) * described(all[p].b, column, k);
+      }
+    all.erase(all.begin(), all.begin() + groups[0]);
+    groups.erase(groups.begin());
+  }
+}
+#endif
 
 static float __uint_as_float(unsigned x) { float y; memcpy(&y, &x, 4); return y; }
 static float __int_as_float(int x) { float y; memcpy(&y, &x, 4); return y; }

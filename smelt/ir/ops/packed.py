@@ -25,7 +25,7 @@ from smelt.ir.ops.window import window_count
 from smelt.layout import Digit, Layout
 from smelt.shape import Shape
 
-QUAD, PAIR = 4, 2  # adjacent steps of k in panels of int8 and of bf16
+QUAD, PAIR, OCTET = 4, 2, 8  # adjacent steps of k in panels of int8, of bf16, and of bf16 on a GPU
 K = 1  # the axis of a matrix [group, k, column]
 
 

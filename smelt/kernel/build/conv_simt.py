@@ -16,10 +16,11 @@ from smelt.ir.core import Op
 from smelt.ir.ops.packed import taps_of
 from smelt.kernel.build.conv import Window, with_rows
 from smelt.kernel.build.gemm import Columns, panel_slice
-from smelt.kernel.build.gemm_simt import TILE_ROWS, Tiled, at_most, form_on_gpu
+from smelt.kernel.build.gemm_simt import Tiled, across_panels, at_most, form_on_gpu, tensor_tile
 from smelt.kernel.build.sinks import Output, simt_sink
 from smelt.kernel.loops.grammar import Expr, Load, Mma, Number, Place, Slice, add, scale, split
 from smelt.kernel.loops.nest import Nest, tensor
+from smelt.kernel.loops.tensor_tile import TENSOR, TILE_ROWS
 
 
 @simt_sink("smelt.packed_conv")
@@ -42,16 +43,17 @@ def packed_conv(nest: Nest, op: Op, output: Output) -> None:
             sample, *at = _pixel(nest, add(first, i), places)
             nest.write(starts, i, nest.let(window.start(at, sample, group)))
         before = nest.let(scale(panel, width))
-        tile = Tiled(
-            nest.tile("tile", form.total, TILE_ROWS * width), width, used, before, at_most(nest, width, share, before)
-        )
+        there = at_most(nest, width, share, before)
+        tile = Tiled(nest.tile("tile", form.total, TILE_ROWS * width), width, width, used, before, there)
+        if form in TENSOR:
+            tile = tensor_tile(nest, width, used, before, there)
         columns = Columns(before, width, tile.columns, form.total)
         with window.blocks(nest, form) as (number, offset, done, taps, extent):
             b = panel_slice(nest, op, (group, panel, done), extent, columns)
             _, *strides = window.slice_strides
             rows = Load(Place(starts, Number(0)), i64)
             a = Slice(Place(window.buffer, offset), (used, taps, extent), (rows, *strides))
-            nest.emit(Mma(tile.sums, a, b, form, accumulate=number))
+            nest.emit(Mma(tile.sums, a, across_panels(nest, op, b), form, accumulate=number))
 
         def index(row: Expr, column: Expr) -> tuple[Expr, ...]:
             sample, *at = _pixel(nest, add(first, row), places)

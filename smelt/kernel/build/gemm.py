@@ -15,7 +15,7 @@ from smelt.frozen import Frozen
 from smelt.ir.core import Op, Value
 from smelt.kernel.build.reduce import sum_over
 from smelt.kernel.build.sinks import Output, sink
-from smelt.kernel.loops.form import BF16, F32, F32_BF16, F32_F16, INT8, Form
+from smelt.kernel.loops.form import BF16, F32, F32_BF16, F32_F16, INT8, TENSOR_BF16, TENSOR_F32_BF16, Form
 from smelt.kernel.loops.grammar import (
     Affine,
     Amount,
@@ -86,16 +86,17 @@ PASS_COLUMNS = 64  # columns of the panels that a chunk of rows passes together
 ROW_BLOCKS = {BF16: 384, INT8: 192}  # rows per cache-resident K-block
 
 
-FORMS = {(form.left, form.right, form.total): form for form in (F32, F32_F16, F32_BF16, BF16, INT8)}
+FORMS = (F32, F32_F16, F32_BF16, BF16, INT8, TENSOR_BF16, TENSOR_F32_BF16)
 
 
 def form_of(op: Op) -> Form | None:
     """The form of a packed product, if there is a micro-kernel for its types and its layout."""
     left, right = map(tensor, op.operands)
-    form, line = FORMS.get((left.element, right.element, tensor(op.result).element)), right.sizes[-1]
-    if form is None or not isinstance(line, int):
+    types, line = (left.element, right.element, tensor(op.result).element), right.sizes[-1]
+    if not isinstance(line, int):
         return None
-    return form if op.attrs["layout"] == panel_layout(line // form.k_pack, form.k_pack) else None
+    alike = (form for form in FORMS if (form.left, form.right, form.total) == types)
+    return next((each for each in alike if op.attrs["layout"] == panel_layout(line // each.k_pack, each.k_pack)), None)
 
 
 def required_form(op: Op) -> Form:

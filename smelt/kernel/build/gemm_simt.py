@@ -1,8 +1,10 @@
 """GEMM on a GPU: a block computes a tile of sums in shared memory by one micro-kernel call, then stores it through the
 epilogue.
 
-Panels are those of a processor, and so are the K-blocks of a sum: f32 results have the same bits. A few rows (decoding)
-take narrow tiles, so that many blocks read the weights at once. `conv_simt.py` has convolutions.
+Panels of f32 weights are those of a processor, and so are the K-blocks of a sum: results have the same bits. bf16
+weights take tensor cores (`loops.tensor_tile`). A few rows (decoding) take narrow tiles, so that many blocks read the
+weights at once; where the number of rows is dynamic, both kinds of tiles are built, and the call takes one of them.
+`conv_simt.py` has convolutions.
 """
 
 from __future__ import annotations
@@ -10,31 +12,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from smelt.dim import Size, ceildiv
+from smelt.dim import Size, ceildiv, floordiv, minimum
 from smelt.dtype import DType, bf16, f16, f32, i64
 from smelt.ir.core import Op
-from smelt.kernel.build.gemm import Columns, panel_slice, required_form, row_slice
+from smelt.kernel.build.gemm import Columns, axis_stride, panel_slice, required_form, row_slice
 from smelt.kernel.build.sinks import Output, simt_sink
-from smelt.kernel.loops.form import F32_BF16, F32_F16, FEW_BF16, INT8, TENSOR_BF16, Form
+from smelt.kernel.loops.form import F32_F16, FEW_BF16, FEW_F32_BF16, INT8, Form
 from smelt.kernel.loops.grammar import Amount, Expr, Mma, Number, Place, Slice, add, scale, split
 from smelt.kernel.loops.nest import Index, Nest, tensor
+from smelt.kernel.loops.tensor_tile import FEW_ROWS as FEW_TENSOR_ROWS
+from smelt.kernel.loops.tensor_tile import PAD, TENSOR, TILE_ROWS, WIDEST, ring_bytes
+from smelt.target import Target
 
-TILE_ROWS = 128  # of a block
-FEW_ROWS = 8  # of a block where there are few rows
+FEW_ROWS = 8  # of a block where there are few rows of f32
 THREADS = 256  # of a block; with few rows each takes 4 columns of a K-block
-READ_AS = {  # weights of 16 bits are read as they are; bf16 takes tensor cores
-    (f32, f16): F32_F16,
-    (f32, bf16): F32_BF16,
-    (bf16, bf16): TENSOR_BF16,
-}
+BUSY = 100  # blocks that keep a GPU busy
+MANY_COLUMNS = 8192  # from here on a block with few rows takes 32 columns
 
 
-def form_on_gpu(op: Op, *, few: bool = False) -> Form:
-    """How the elements of a product are multiplied; `few`: there are few rows."""
+def form_on_gpu(op: Op) -> Form:
+    """How the elements of a product are multiplied."""
     elements = tensor(op.operands[0]).element, tensor(op.operands[1]).element
-    if few and elements == (bf16, bf16):
-        return FEW_BF16
-    return READ_AS.get(elements) or required_form(op)
+    return F32_F16 if elements == (f32, f16) else required_form(op)  # weights of 16 bits are read as they are
 
 
 def few_columns(form: Form, depth: Size, width: int) -> int:
@@ -45,11 +44,13 @@ def few_columns(form: Form, depth: Size, width: int) -> int:
 
 @simt_sink("smelt.packed_dot")
 def packed_dot(nest: Nest, op: Op, output: Output) -> None:
+    form = form_on_gpu(op)
+    if form in TENSOR:
+        _tensor_dot(nest, op, output, form)
+        return
     lhs, panels = op.operands
     groups, rows, depth = tensor(lhs).sizes
-    few = isinstance(rows, int) and rows <= FEW_ROWS
-    form = form_on_gpu(op, few=few)
-    few = few and form.k_pack < INT8.k_pack
+    few = isinstance(rows, int) and rows <= FEW_ROWS and form.k_pack < INT8.k_pack
     shared, count, _, line = tensor(panels).sizes
     assert isinstance(line, int)
     width, columns = line // form.k_pack, tensor(op.result).sizes[2]
@@ -62,13 +63,87 @@ def packed_dot(nest: Nest, op: Op, output: Output) -> None:
         there = at_most(nest, wide, columns, before)
         if width % wide:
             there = nest.let(nest.apply("minimum", there, at_most(nest, wide, width, scale(share, wide)), dtype=i64))
-        tile = Tiled(nest.tile("tile", form.total, tall * wide), wide, used, before, there)
+        tile = Tiled(nest.tile("tile", form.total, tall * wide), wide, wide, used, before, there)
         a = row_slice(nest, op, lhs, (group, first, Number(0)), (used, Amount(depth)))
         all_columns = Columns(before, width, tile.columns, form.total)
         b = panel_slice(nest, op, (Number(0) if shared == 1 else group, panel, Number(0)), Amount(depth), all_columns)
         inside = add(b.place.index, scale(share, wide * form.k_pack))
         nest.emit(Mma(tile.sums, a, Slice(Place(b.place.array, inside), b.sizes, b.strides), form))
         tile.store(nest, op, output, form.total, lambda row, column: (group, add(first, row), column))
+
+
+def _tensor_dot(nest: Nest, op: Op, output: Output, form: Form) -> None:
+    """A product by bf16 weights: of few rows, of many, or as many as there are when it is called."""
+    rows = tensor(op.operands[0]).sizes[1]
+    many = minimum(floordiv(rows, FEW_TENSOR_ROWS + 1), 1)  # 1: there are many, 0: there are few
+    if many != 1:
+        _few_rows(nest, op, output, FEW_BF16 if form.left == bf16 else FEW_F32_BF16, 1 - many)
+    if many != 0:
+        _many_rows(nest, op, output, form, many)
+
+
+def _few_rows(nest: Nest, op: Op, output: Output, form: Form, here: Size) -> None:
+    lhs, panels = op.operands
+    (groups, rows, depth), (shared, _, _, line) = tensor(lhs).sizes, tensor(panels).sizes
+    columns = tensor(op.result).sizes[2]
+    assert isinstance(line, int)
+    width = line // form.k_pack
+    large = not isinstance(columns, int) or columns >= MANY_COLUMNS
+    wide = 32 if large or (isinstance(rows, int) and rows > FEW_ROWS) else 16
+    with nest.loops((groups * here, ceildiv(columns, wide))) as (group, number):
+        panel, share = (nest.let(each) for each in split(number, width // wide))
+        before = nest.let(scale(number, wide))
+        there = at_most(nest, wide, columns, before)
+        tile = Tiled(nest.tile("few", f32, FEW_TENSOR_ROWS * wide), wide, wide, Amount(rows), before, there)
+        a = row_slice(nest, op, lhs, (group, Number(0), Number(0)), (tile.rows, Amount(depth)))
+        place = (Number(0) if shared == 1 else group, panel, Number(0))
+        b = panel_slice(nest, op, place, Amount(depth), Columns(before, width, there, f32))
+        inside = add(b.place.index, scale(share, wide * form.k_pack))
+        nest.emit(Mma(tile.sums, a, Slice(Place(b.place.array, inside), b.sizes, b.strides), form))
+        tile.store(nest, op, output, f32, lambda row, column: (group, row, column))
+
+
+def _many_rows(nest: Nest, op: Op, output: Output, form: Form, here: Size) -> None:
+    lhs, panels = op.operands
+    (groups, rows, depth), (shared, _, _, line) = tensor(lhs).sizes, tensor(panels).sizes
+    columns = tensor(op.result).sizes[2]
+    assert isinstance(line, int)
+    width, parts = line // form.k_pack, ceildiv(rows, TILE_ROWS)
+    wide = wide_tile(nest.target, form, groups * parts, columns)
+    with nest.loops((groups * here, parts, ceildiv(columns, wide))) as (group, part, number):
+        first = nest.let(scale(part, TILE_ROWS))
+        before = nest.let(scale(number, wide))
+        used, there = at_most(nest, TILE_ROWS, rows, first), at_most(nest, wide, columns, before)
+        tile = tensor_tile(nest, wide, used, before, there)
+        a = row_slice(nest, op, lhs, (group, first, Number(0)), (used, Amount(depth)))
+        panel = nest.let(scale(number, wide // width))
+        place = (Number(0) if shared == 1 else group, panel, Number(0))
+        b = panel_slice(nest, op, place, Amount(depth), Columns(before, width, there, f32))
+        nest.emit(Mma(tile.sums, a, across_panels(nest, op, b), form))
+        tile.store(nest, op, output, f32, lambda row, column: (group, add(first, row), column))
+
+
+def wide_tile(target: Target, form: Form, parts: Size, columns: Size) -> int:
+    """The columns of a tile on tensor cores: as many as leave enough blocks for a whole GPU."""
+    for wide in (WIDEST, WIDEST // 2):
+        tiles = parts * ceildiv(columns, wide)
+        fits = ring_bytes(form, wide) <= target.cache_bytes[0]
+        if fits and isinstance(tiles, int) and tiles >= BUSY:
+            return wide
+        if fits and not isinstance(tiles, int) and isinstance(columns, int) and wide < WIDEST and columns >= 8 * wide:
+            return wide
+    return WIDEST // 4
+
+
+def across_panels(nest: Nest, op: Op, b: Slice) -> Slice:
+    """Rows of a panel and of those after it, as [k, column, panel]."""
+    return Slice(b.place, (*b.sizes, Number(1)), (*b.strides, axis_stride(nest, op, op.operands[1], 1)))
+
+
+def tensor_tile(nest: Nest, wide: int, rows: Expr, first: Expr, columns: Expr) -> Tiled:
+    """A block's tile of sums on tensor cores."""
+    pitch = wide + PAD
+    return Tiled(nest.tile("tile", f32, TILE_ROWS * pitch), wide, pitch, rows, first, columns)
 
 
 def at_most(nest: Nest, most: int, size: Size, first: Expr) -> Expr:
@@ -85,18 +160,19 @@ class Tiled:
 
     name: str
     width: int
+    pitch: int  # the distance of rows
     rows: Expr
     first: Expr
     columns: Expr
 
     @property
     def sums(self) -> Slice:
-        return Slice(Place(self.name, Number(0)), (self.rows, self.columns), (Number(self.width), Number(1)))
+        return Slice(Place(self.name, Number(0)), (self.rows, self.columns), (Number(self.pitch), Number(1)))
 
     def store(self, nest: Nest, op: Op, output: Output, element: DType, index: Callable[[Expr, Expr], Index]) -> None:
         """Every element through the epilogue, in one loop on the block's threads."""
         with nest.loop(nest.let(scale(self.rows, self.width)), "lane") as at:
             row, column = (nest.let(each) for each in split(at, self.width))
             with nest.guard(nest.less(column, self.columns)):
-                value = nest.read(self.name, at, element)
+                value = nest.read(self.name, add(scale(row, self.pitch), column), element)
                 output.finish(nest, op, index(row, nest.let(add(self.first, column))), value)

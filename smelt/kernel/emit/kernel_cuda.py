@@ -14,8 +14,8 @@ from smelt.errors import UnsupportedError
 from smelt.kernel import math
 from smelt.kernel.emit.printer import Printer, apply_text
 from smelt.kernel.emit.tile_cuda import FEW, MMA, TILE, TILED
+from smelt.kernel.emit.tile_mma import few_call, tile_call
 from smelt.kernel.loops.fold import identity
-from smelt.kernel.loops.form import FEW_BF16, TENSOR_BF16
 from smelt.kernel.loops.grammar import (
     SHORT,
     BlockMma,
@@ -36,6 +36,7 @@ from smelt.kernel.loops.grammar import (
     walk_statements,
 )
 from smelt.kernel.loops.simt import WARP, Stage, map_to_grid, reads_from, static_extent, stores_to
+from smelt.kernel.loops.tensor_tile import FEW_TENSOR, TENSOR, tile_columns
 from smelt.kernel.plan.plan import Kernel
 
 FEW_ROWS, FEW_COLUMNS = 8, (16, 32, 64)  # that `smelt_few_FORM` is for
@@ -60,6 +61,7 @@ class Launched:
     threads: int
     saved: int
     scratch: int
+    shared: int = 0  # bytes of shared memory beside what the function declares
 
 
 @dataclass(slots=True)
@@ -130,6 +132,7 @@ class StagePrinter(Printer):
             WARP if single and stage.group == "warp" else stage.threads,
             self.saved_bytes,
             stage.scratch,
+            stage.shared if stage.ring else 0,
         )
 
     # -- memory --
@@ -138,7 +141,9 @@ class StagePrinter(Printer):
         """Tiles of a group in shared memory, and what does not fit there in device memory."""
         stage, lines = self.stage, []
         group = {"thread": "0", "warp": f"threadIdx.x / {WARP}", "block": "0"}[stage.group]
-        if stage.shared:
+        if stage.ring:
+            lines.append("  extern __shared__ __align__(1024) char smelt_shared[];")
+        elif stage.shared:
             lines.append(f"  __shared__ __align__(16) char smelt_shared[{stage.groups * stage.shared}];")
         for tile, at in stage.tiles:
             kind = math.register(tile.dtype)
@@ -284,15 +289,21 @@ class StagePrinter(Printer):
             *map(self.expr, (panel, columns, mma.accumulate)),
         ]
         name = mma.form.name
-        if self.alone or self.stage.group == "warp" or mma.form not in (*TILED, TENSOR_BF16, FEW_BF16):
+        if mma.form in TENSOR:
+            given = [*given[:5], *given[6:8], self.expr(mma.b.strides[2]), *given[8:]]
+            return f"{tile_call(mma.form, tile_columns(mma))}({LANE}, smelt_shared, {', '.join(given)});"
+        if mma.form in FEW_TENSOR:
+            few = [given[i] for i in (0, 1, 3, 6, 7, 9, 10, 11, 12)]
+            assert isinstance(panel, Number)
+            return f"{few_call(mma.form, int(panel.value.real))}({LANE}, {', '.join(few)});"
+        if self.alone or self.stage.group == "warp" or mma.form not in TILED:
             return f"{MMA}{name}({self.members}, {', '.join(given)});"
         products = [each for each in walk_statements(self.stage.body) if isinstance(each, Mma)]
         plain = len(products) == 1 and taps == Number(1) and mma.accumulate == Number(0) and not isinstance(row, Load)
         match rows, panel:
             case Number(int(count)), Number(int(wide)) if plain and count <= FEW_ROWS and wide in FEW_COLUMNS:
-                if mma.form is not TENSOR_BF16:
-                    few = [given[i] for i in (1, 3, 5, 6, 7, 9, 10, 11, 12)]
-                    return f"{FEW}{name}<{count}, {wide}>({LANE}, {', '.join(few)});"
+                few = [given[i] for i in (1, 3, 5, 6, 7, 9, 10, 11, 12)]
+                return f"{FEW}{name}<{count}, {wide}>({LANE}, {', '.join(few)});"
         return f"{TILE}{name}({LANE}, {', '.join(given)});"
 
     # -- expressions --

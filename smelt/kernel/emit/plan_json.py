@@ -117,4 +117,5 @@ class PlanWriter:
             "threads": launched.threads,
             "saved": launched.saved,
             "scratch": launched.scratch,
+            "shared": launched.shared,
         }

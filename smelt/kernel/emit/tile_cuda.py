@@ -6,14 +6,14 @@
 | `smelt_tile_FORM` | a block | 128 × 64 sums at a time, 8 × 4 by each thread, operands through shared memory |
 | `smelt_few_FORM` | a block | a few rows: K-blocks by different threads, weights read 4 columns at a time |
 
-All add up in the order of the form, so bits are those of a processor. `tile_mma.py` has tensor cores.
+All add up in the order of the form, so bits are those of a processor. `tile_mma.py` has products by bf16 weights.
 """
 
 from __future__ import annotations
 
 from smelt.kernel import math
-from smelt.kernel.emit.tile_mma import mma_sync_text
-from smelt.kernel.loops.form import BF16, F32, F32_BF16, F32_F16, FEW_BF16, INT8, TENSOR_BF16, Form
+from smelt.kernel.emit.tile_mma import tensor_kernels
+from smelt.kernel.loops.form import BF16, F32, F32_BF16, F32_F16, INT8, Form
 
 MMA, TILE, FEW = "smelt_mma_", "smelt_tile_", "smelt_few_"  # and the name of a form
 FORMS = (F32, F32_F16, F32_BF16, BF16, INT8)
@@ -69,17 +69,6 @@ inline void smelt_four_{name}(const {right} *from, i64 used, f32 *to) {{
   else smelt_part_{name}(from, used, to);
 }}
 """
-# The same for pairs of steps: a word for each column, of which the upper half is the second step.
-FOUR_WORDS = """\
-inline void smelt_whole_{name}(const ui16 *from, ui32 *to) {{
-  struct __align__(16) Four {{ ui32 x[4]; }};
-  const Four all = *(const Four *)from;
-  for (int i = 0; i < 4; i++) to[i] = all.x[i];
-}}
-inline void smelt_part_{name}(const ui16 *from, i64 used, ui32 *to) {{
-  for (int i = 0; i < 4; i++) to[i] = i < used ? ((const ui32 *)from)[i] : 0;
-}}
-"""
 TILE_LOOPS = """\
 inline void smelt_tile_{name}(int lane, {operands}) {{
   __shared__ __align__(16) f32 left[16][132], right[16][64];
@@ -128,7 +117,7 @@ template <int ROWS, int COLUMNS> inline void smelt_few_{name}(int lane, const {l
   __shared__ f32 part[SLICES][ROWS][COLUMNS];
   const int first_column = lane % (COLUMNS / 4) * 4, slice = lane / (COLUMNS / 4);
   const i64 blocks = (count + {block} - 1) / {block};
-  const bool whole = columns - first_column >= 4 && ((ui64)b | line * {size} | 4 * {size} * {pack}) % {bytes} == 0;
+  const bool whole = columns - first_column >= 4 && ((ui64)b | line * {size} | 4 * {size}) % {bytes} == 0;
   for (int at = lane; at < ROWS * COLUMNS; at += 256)
     if (at % COLUMNS < columns) acc[at / COLUMNS * width + at % COLUMNS] = 0;
   for (i64 first = 0; first < blocks; first += SLICES) {{
@@ -136,14 +125,15 @@ template <int ROWS, int COLUMNS> inline void smelt_few_{name}(int lane, const {l
     f32 sum[ROWS][4] = {{}};
     const auto sweep = [&](const auto &load) {{
 #pragma unroll 8
-      for (i64 k = begin; k < end; k += {pack}) {{
-        {held} y[4];
-        load(b + k / {pack} * line + {pack} * first_column, y);
-        {step_text}
+      for (i64 k = begin; k < end; k++) {{
+        f32 y[4];
+        load(b + k * line + first_column, y);
+        for (int r = 0; r < ROWS; r++)
+          for (int c = 0; c < 4; c++) sum[r][c] = fmaf(a[r * row + k * step], y[c], sum[r][c]);
       }}
     }};
-    if (whole) sweep([](const {right} *from, {held} *to) {{ smelt_whole_{name}(from, to); }});
-    else sweep([=](const {right} *from, {held} *to) {{ smelt_part_{name}(from, columns - first_column, to); }});
+    if (whole) sweep([](const {right} *from, f32 *to) {{ smelt_whole_{name}(from, to); }});
+    else sweep([=](const {right} *from, f32 *to) {{ smelt_part_{name}(from, columns - first_column, to); }});
     for (int r = 0; r < ROWS; r++)
       for (int c = 0; c < 4; c++) part[slice][r][first_column + c] = sum[r][c];
     __syncthreads();
@@ -158,17 +148,6 @@ template <int ROWS, int COLUMNS> inline void smelt_few_{name}(int lane, const {l
   }}
 }}
 """
-FEW_STEPS = """\
-for (int r = 0; r < ROWS; r++)
-          for (int c = 0; c < 4; c++) sum[r][c] = fmaf(a[r * row + k * step], y[c], sum[r][c]);"""
-FEW_PAIRS = """\
-for (int r = 0; r < ROWS; r++) {{
-          const f32 even = {load_even}, odd = k + 1 < count ? {load_odd} : 0;
-          for (int c = 0; c < 4; c++) {{
-            sum[r][c] = fmaf(odd, __uint_as_float(y[c] & 0xffff0000u), sum[r][c]);
-            sum[r][c] = fmaf(even, __uint_as_float(y[c] << 16), sum[r][c]);
-          }}
-        }}"""
 
 
 def _names(form: Form) -> dict[str, object]:
@@ -203,14 +182,12 @@ def _steps(form: Form) -> str:
 def four_text(form: Form) -> str:
     """Loads of 4 columns of a panel."""
     loads = {"load_all": math.load(form.right, "all.x[i]"), "load_one": math.load(form.right, "from[i]")}
-    return (FOUR_WORDS if form.k_pack == 2 else FOUR).format(**_names(form), **loads)
+    return FOUR.format(**_names(form), **loads)
 
 
 def few_text(form: Form) -> str:
     """`smelt_few_FORM`."""
-    loads = {f"load_{name}": math.load(form.left, f"a[r * row + k + {i}]") for i, name in enumerate(("even", "odd"))}
-    step = (FEW_PAIRS if form.k_pack == 2 else FEW_STEPS).format(**_names(form), **loads)
-    return FEW_LOOPS.format(**_names(form), step_text=step, held="ui32" if form.k_pack == 2 else "f32")
+    return FEW_LOOPS.format(**_names(form))
 
 
 def micro_kernels(text: str) -> str:
@@ -221,8 +198,5 @@ def micro_kernels(text: str) -> str:
         found += [four_text(form)] if tile or few else []
         found += [TILE_LOOPS.format(**_names(form))] if tile else []
         found += [few_text(form)] if few else []
-    if f"{FEW}{FEW_BF16.name}<" in text:
-        found += [four_text(FEW_BF16), few_text(FEW_BF16)]
-    if f"{TILE}{TENSOR_BF16.name}(" in text:
-        found.append(mma_sync_text())
+    found.append(tensor_kernels(text))
     return "".join([*found, *([TRANSPOSE] if "smelt_transpose(" in text else [])])

@@ -1,85 +1,360 @@
-"""bf16 products on tensor cores as CUDA: `smelt_tile_bf16_mma`, 128 × 64 sums by a block of 8 warps.
+"""Products by bf16 weights on tensor cores as CUDA. Panels hold 8 steps of a column as 16 adjacent bytes (`k_pack` 8).
 
-A warp has 32 × 32 sums: 2 × 4 `mma.sync` of 16 × 8, 16 steps of K each. Operands go through shared memory in stages of
-32 steps; the next stage is read from device memory while one is multiplied. Panels hold pairs of steps as 32-bit words,
-which is what the instruction takes.
+| function | rows of a block | how |
+|---|---|---|
+| `smelt_tile_FORM` | 128 | `cp.async` fills a ring of stages in shared memory; `wgmma` on sm_90, else `mma.sync` |
+| `smelt_few_FORM` | up to 32 | weights go from memory to registers and are the left operand of `mma.sync` |
+
+Which steps of K share an instruction does not change their sum, so a thread takes 8 adjacent steps of one row and of one
+column: 16 bytes of each, which are the operands of two `mma.sync`. Rows of f32 are split into three bf16 that together
+have all of its bits. Device functions in front of `LOADS` have counterparts in the tests' emulator.
 """
 
 from __future__ import annotations
 
-TEXT = """\
+from smelt.kernel import math
+from smelt.kernel.loops.form import Form
+from smelt.kernel.loops.tensor_tile import STAGES
+
+INSTRUCTIONS = """\
+struct __align__(16) smelt_words { ui32 x[4]; };
 #ifdef __CUDACC__
 inline void smelt_mma_sync(f32 *c, const ui32 *a, const ui32 *b) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9},"
       " {%0, %1, %2, %3};" : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-#endif
-inline ui32 smelt_pair(const ui16 *from, i64 used) {  // two steps of a row; what is not there is 0
-  if (used >= 2 && (ui64)from % 4 == 0) return *(const ui32 *)from;
-  return (used > 0 ? (ui32)from[0] : 0) | (used > 1 ? (ui32)from[1] << 16 : 0);
+inline ui32 smelt_shared_address(const void *at) { return (ui32)__cvta_generic_to_shared(at); }
+inline void smelt_copy_async(void *to, const void *from, int used) {  // 16 bytes: the first ones are there, others are 0
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+      :: "r"(smelt_shared_address(to)), "l"(from), "r"(used) : "memory");
 }
-inline void smelt_tile_bf16_mma(int lane, i64 rows, const ui16 *a, const i64 *starts, i64 row, i64 tap, i64 step,
-    const ui16 *b, i64 line, i64 taps, i64 count, f32 *acc, i64 width, i64 columns, i64 accumulate) {
-  __shared__ __align__(16) ui32 left[128][20], right[16][72];  // pairs; rows are padded, so banks differ
-  const int warp = lane / 32, group = lane % 32 / 4, member = lane % 4, high = warp / 2 * 32, wide = warp % 2 * 32;
-  const i64 stages = (count + 31) / 32;
-  for (i64 top = 0; top < rows; top += 128) for (i64 side = 0; side < columns; side += 64) {
-    f32 sum[2][4][4] = {};
-    i64 from[8];
-    for (int i = 0; i < 8; i++) {
-      const i64 at = top + lane / 16 + 16 * i;
-      from[i] = at < rows ? (starts ? starts[at] : at * row) : -1;
+inline void smelt_copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> inline void smelt_copy_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
+inline smelt_words smelt_stream(const void *from) {  // 16 bytes that are read once
+  smelt_words to;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+      : "=r"(to.x[0]), "=r"(to.x[1]), "=r"(to.x[2]), "=r"(to.x[3]) : "l"(from));
+  return to;
+}
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define SMELT_WGMMA 1
+inline void smelt_wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+inline void smelt_wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int N> inline void smelt_wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory"); }
+inline void smelt_publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+WGMMA_TEXT
+#endif
+#endif
+"""
+WGMMA = """\
+inline void smelt_wgmma(f32 (&d)[{count}], ui64 a, ui64 b) {{
+  asm volatile("wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.bf16.bf16 {{{places}}}, %{count}, %{next}, 1, 1, 1, 0, 0;"
+      : {values} : "l"(a), "l"(b));
+}}
+"""
+LOADS = """\
+inline ui32 smelt_join(ui32 even, ui32 odd) { return even >> 16 | (odd & 0xffff0000u); }
+// f32 = high + middle + low, each a bf16 in the upper half of a word. Infinities and NaN are high alone.
+inline void smelt_split(f32 x, ui32 *to) {
+  const ui32 bits = __float_as_uint(x), size = bits & 0x7fffffffu;
+  to[0] = size > 0x7f800000u ? 0x7fc00000u : bits & 0xffff0000u;
+  const f32 rest = size >= 0x7f800000u ? 0.0f : x - __uint_as_float(to[0]);
+  to[1] = __float_as_uint(rest) & 0xffff0000u;
+  to[2] = __float_as_uint(rest - __uint_as_float(to[1]));
+}
+template <class L> struct smelt_left;
+template <> struct smelt_left<ui16> {
+  enum { PARTS = 1, SLABS = 2 };
+  static void words(const ui16 *from, smelt_words *to) { to[0] = *(const smelt_words *)from; }
+  static void some(const ui16 *from, i64 used, smelt_words *to) {
+    for (int i = 0; i < 4; i++)
+      to[0].x[i] = (2 * i < used ? (ui32)from[2 * i] : 0) | (2 * i + 1 < used ? (ui32)from[2 * i + 1] << 16 : 0);
+  }
+};
+template <> struct smelt_left<f32> {
+  enum { PARTS = 3, SLABS = 1 };
+  static void parts(const f32 *x, smelt_words *to) {
+    for (int i = 0; i < 4; i++) {
+      ui32 even[3], odd[3];
+      smelt_split(x[2 * i], even);
+      smelt_split(x[2 * i + 1], odd);
+      for (int p = 0; p < 3; p++) to[p].x[i] = smelt_join(even[p], odd[p]);
     }
-    ui32 next_left[8], next_right[4];
-    for (i64 stage = 0; stage <= taps * stages; stage++) {
-      if (stage < taps * stages) {  // 128 rows × 16 pairs, 16 pairs × 64 columns
-        const i64 t = stage / stages, k = stage % stages * 32;
-        for (int i = 0; i < 8; i++) {
-          const i64 at = k + 2 * (lane % 16);
-          next_left[i] = from[i] < 0 ? 0 : smelt_pair(a + from[i] + t * tap + at, count - at);
-        }
-        for (int i = 0; i < 4; i++) {
-          const i64 pair = k / 2 + lane / 64 + 4 * i, column = side + lane % 64;
-          const bool there = 2 * pair < count && column < columns;
-          next_right[i] = there ? *(const ui32 *)(b + (t * ((count + 1) / 2) + pair) * line + 2 * column) : 0;
-        }
-      }
-      if (stage) {
-        for (int s = 0; s < 16; s += 8) {  // 8 pairs: 16 steps
-          ui32 x[2][4], y[4][2];
-          for (int i = 0; i < 2; i++) {
-            const int r = high + 16 * i + group;
-            x[i][0] = left[r][s + member]; x[i][1] = left[r + 8][s + member];
-            x[i][2] = left[r][s + member + 4]; x[i][3] = left[r + 8][s + member + 4];
-          }
-          for (int j = 0; j < 4; j++) {
-            y[j][0] = right[s + member][wide + 8 * j + group];
-            y[j][1] = right[s + member + 4][wide + 8 * j + group];
-          }
-          for (int i = 0; i < 2; i++)
-            for (int j = 0; j < 4; j++) smelt_mma_sync(sum[i][j], x[i], y[j]);
-        }
-      }
-      __syncthreads();
-      if (stage < taps * stages) {
-        for (int i = 0; i < 8; i++) left[lane / 16 + 16 * i][lane % 16] = next_left[i];
-        for (int i = 0; i < 4; i++) right[lane / 64 + 4 * i][lane % 64] = next_right[i];
-      }
-      __syncthreads();
+  }
+  static void words(const f32 *from, smelt_words *to) {
+    struct __align__(16) Four { f32 x[4]; };
+    const Four first = *(const Four *)from, second = *(const Four *)(from + 4);
+    const f32 x[8] = {first.x[0], first.x[1], first.x[2], first.x[3],
+                      second.x[0], second.x[1], second.x[2], second.x[3]};
+    parts(x, to);
+  }
+  static void some(const f32 *from, i64 used, smelt_words *to) {
+    f32 x[8];
+    for (int i = 0; i < 8; i++) x[i] = i < used ? from[i] : 0.0f;
+    parts(x, to);
+  }
+};
+"""
+FEW = """\
+template <int GROUPS, int TILES, class L> inline void smelt_few_rows(int lane, f32 *part, i64 rows, const L *a, i64 row,
+    const ui16 *b, i64 line, i64 count, f32 *acc, i64 width, i64 columns) {
+  enum { PARTS = smelt_left<L>::PARTS, STEPS = 4 / TILES, WIDE = 16 * TILES, HIGH = 8 * GROUPS };
+  const int warp = lane / 32, group = lane % 32 / 4, member = lane % 4;
+  const i64 lines = (count + 7) / 8, turns = (lines + 31) / 32;
+  const bool whole = count % 8 == 0 && ((ui64)a | (ui64)(row * (i64)sizeof(L))) % 16 == 0;
+  f32 sum[TILES][GROUPS][4] = {};
+  smelt_words held[STEPS][TILES][2], next[STEPS][TILES][2];
+  const auto load = [&](smelt_words (&to)[STEPS][TILES][2], i64 first) {
+#pragma unroll
+    for (int s = 0; s < STEPS; s++) {
+      const i64 at = 4 * (warp + 8 * (first + s)) + member;
+#pragma unroll
+      for (int t = 0; t < TILES; t++)
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+          to[s][t][h] = at < lines ? smelt_stream(b + at * line + (16 * t + 8 * h + group) * 8) : smelt_words{};
     }
-    for (int i = 0; i < 2; i++)
-      for (int j = 0; j < 4; j++)
-        for (int e = 0; e < 4; e++) {
-          const i64 at = top + high + 16 * i + group + e / 2 * 8, column = side + wide + 8 * j + 2 * member + e % 2;
-          if (at >= rows || column >= columns) continue;
-          f32 *to = acc + at * width + column;
-          *to = accumulate ? *to + sum[i][j][e] : sum[i][j][e];
+  };
+  load(held, 0);
+  for (i64 turn = 0; turn < turns; turn += STEPS) {
+    load(next, turn + STEPS);
+#pragma unroll
+    for (int s = 0; s < STEPS; s++) {
+      const i64 k = 8 * (4 * (warp + 8 * (turn + s)) + member);
+#pragma unroll
+      for (int g = 0; g < GROUPS; g++) {
+        const i64 r = 8 * g + group;
+        smelt_words x[PARTS] = {};
+        if (r < rows && k < count) {
+          if (whole) smelt_left<L>::words(a + r * row + k, x);
+          else smelt_left<L>::some(a + r * row + k, count - k, x);
         }
+#pragma unroll
+        for (int t = 0; t < TILES; t++)
+#pragma unroll
+          for (int half = 0; half < 2; half++) {
+            const ui32 w[4] = {held[s][t][0].x[2 * half], held[s][t][1].x[2 * half],
+                               held[s][t][0].x[2 * half + 1], held[s][t][1].x[2 * half + 1]};
+#pragma unroll
+            for (int p = 0; p < PARTS; p++) smelt_mma_sync(sum[t][g], w, x[p].x + 2 * half);
+          }
+      }
+    }
+#pragma unroll
+    for (int s = 0; s < STEPS; s++)
+#pragma unroll
+      for (int t = 0; t < TILES; t++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) held[s][t][h] = next[s][t][h];
+  }
+#pragma unroll
+  for (int t = 0; t < TILES; t++)
+#pragma unroll
+    for (int g = 0; g < GROUPS; g++)
+#pragma unroll
+      for (int e = 0; e < 4; e++)
+        part[(warp * HIGH + 8 * g + 2 * member + e % 2) * WIDE + 16 * t + group + e / 2 * 8] = sum[t][g][e];
+  __syncthreads();
+  for (int at = lane; at < rows * WIDE; at += 256) {
+    if (at % WIDE >= columns) continue;
+    f32 total = part[at];
+    for (int w = 1; w < 8; w++) total += part[w * HIGH * WIDE + at];
+    acc[at / WIDE * width + at % WIDE] = total;
   }
 }
+template <int TILES, class L> inline void smelt_few(int lane, i64 rows, const L *a, i64 row, const ui16 *b, i64 line,
+    i64 count, f32 *acc, i64 width, i64 columns) {
+  __shared__ f32 part[8 * 32 * 16 * TILES];
+  if (rows <= 8) smelt_few_rows<1, TILES>(lane, part, rows, a, row, b, line, count, acc, width, columns);
+  else if (rows <= 16) smelt_few_rows<2, TILES>(lane, part, rows, a, row, b, line, count, acc, width, columns);
+  else smelt_few_rows<4, TILES>(lane, part, rows, a, row, b, line, count, acc, width, columns);
+}
+"""
+TILE = """\
+// 16 bytes of a row in a slab of the ring, where banks of neighbouring rows differ: as wgmma's 64-byte swizzle for bf16.
+template <class L> inline int smelt_chunk(int r, int chunk) {
+  return sizeof(L) == 2 ? r * 64 + (chunk ^ (r / 2 % 4)) * 16 : r * 128 + (chunk ^ (r % 8)) * 16;
+}
+template <class L, int COLUMNS, int STAGES> inline void smelt_tile(int lane, char *ring, i64 rows, const L *a,
+    const i64 *starts, i64 row, i64 tap, const ui16 *b, i64 line, i64 panel, i64 taps, i64 count, f32 *acc, i64 width,
+    i64 columns, i64 accumulate) {
+  enum {
+    SLABS = smelt_left<L>::SLABS, PARTS = smelt_left<L>::PARTS, CHUNKS = 2 * sizeof(L), MINE = CHUNKS / 2,
+    LEFT = 128 * 16 * CHUNKS, PITCH = 16 * COLUMNS + SMELT_PAD(L),
+    STAGE = (128 * 128 + SLABS * 4 * (16 * COLUMNS + 32) + 1023) / 1024 * 1024,
+    HIGH = COLUMNS == 64 ? 32 : 64, WIDE = COLUMNS == 256 ? 64 : 32, ACROSS = COLUMNS / WIDE
+  };
+  const i64 lines = (count + 7) / 8, slabs = (count + 31) / 32, all = taps * slabs, stages = (all + SLABS - 1) / SLABS;
+  const int chunk = lane % CHUNKS, first_row = lane / CHUNKS;
+  const L *from[MINE];
+  bool there[MINE], aligned = ((ui64)a | (ui64)(tap * (i64)sizeof(L))) % 16 == 0;
+#pragma unroll
+  for (int i = 0; i < MINE; i++) {
+    const i64 at = first_row + 256 / CHUNKS * i;
+    there[i] = at < rows;
+    from[i] = a + (there[i] ? (starts ? starts[at] : at * row) : 0);
+    aligned = aligned && (ui64)from[i] % 16 == 0;
+  }
+  i64 fetched = 0, next_tap = 0, next_k = 0;
+  const auto fetch = [&]() {  // the next stage, which may be behind the last one
+    char *slot = ring + fetched % STAGES * STAGE;
+    if (fetched++ < stages)
+#pragma unroll
+    for (int s = 0; s < SLABS; s++) {
+      const bool some = next_tap < taps;
+      const i64 k = next_k + 16 / (i64)sizeof(L) * chunk, left = some && k < count ? (count - k) * (i64)sizeof(L) : 0;
+#pragma unroll
+      for (int i = 0; i < MINE; i++) {
+        char *to = slot + s * LEFT + smelt_chunk<L>(first_row + 256 / CHUNKS * i, chunk);
+        const int used = !there[i] ? 0 : left < 16 ? (int)left : 16;
+        const L *x = used ? from[i] + next_tap * tap + k : a;
+        if (aligned) {
+          smelt_copy_async(to, used ? (const void *)x : (const void *)b, used);
+        } else {
+#pragma unroll
+          for (int e = 0; e < (int)(16 / sizeof(L)); e++) ((L *)to)[e] = e < used / (int)sizeof(L) ? x[e] : (L)0;
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < COLUMNS / 64; i++) {
+        const int at = lane + 256 * i, column = at % COLUMNS, l = at / COLUMNS;
+        const bool here = some && next_k / 8 + l < lines && column / 64 * 64 < columns;
+        const ui16 *w = b + column / 64 * panel + (next_tap * lines + next_k / 8 + l) * line + column % 64 * 8;
+        smelt_copy_async(slot + SLABS * LEFT + (s * 4 + l) * PITCH + column * 16, here ? w : b, here ? 16 : 0);
+      }
+      next_k += 32;
+      if (next_k >= count) { next_k = 0; next_tap++; }
+    }
+    smelt_copy_commit();
+  };
+  const int warp = lane / 32, group = lane % 32 / 4, member = lane % 4;
+#ifdef SMELT_WGMMA
+  if constexpr (sizeof(L) == 2) {
+    f32 sum[COLUMNS / 2];
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 2; i++) sum[i] = 0;
+    // Descriptors: address, distance of core matrices along K and along rows, swizzle (0: none, 2: 64 bytes).
+    const ui64 left_form = (ui64)1 << 16 | (ui64)(512 >> 4) << 32 | (ui64)2 << 62;
+    const ui64 right_form = (ui64)(PITCH >> 4) << 16 | (ui64)(128 >> 4) << 32;
+#pragma unroll
+    for (int i = 0; i < STAGES - 2; i++) fetch();
+    for (i64 stage = 0; stage < stages; stage++) {
+      smelt_copy_wait<STAGES - 3>();
+      smelt_publish();
+      __syncthreads();  // the stage is there, and the one before the last is multiplied
+      const ui32 slot = smelt_shared_address(ring + stage % STAGES * STAGE);
+      smelt_wgmma_fence();
+#pragma unroll
+      for (int s = 0; s < SLABS; s++)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+          smelt_wgmma(sum, left_form | (slot + s * LEFT + warp / 4 * 4096 + half * 32) >> 4,
+                      right_form | (slot + SLABS * LEFT + (s * 4 + half * 2) * PITCH) >> 4);
+      smelt_wgmma_commit();
+      fetch();
+      smelt_wgmma_wait<1>();
+    }
+    smelt_wgmma_wait<0>();
+    smelt_copy_wait<0>();
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 2; i++) {
+      const i64 at = warp * 16 + group + i / 2 % 2 * 8, column = i / 4 * 8 + 2 * member + i % 2;
+      if (at >= rows || column >= columns) continue;
+      f32 *to = acc + at * width + column;
+      *to = accumulate ? *to + sum[i] : sum[i];
+    }
+    return;
+  }
+#endif
+  const int high = warp / ACROSS * HIGH, wide = warp % ACROSS * WIDE;
+  f32 sum[HIGH / 16][WIDE / 8][4] = {};
+#pragma unroll
+  for (int i = 0; i < STAGES - 1; i++) fetch();
+  for (i64 stage = 0; stage < stages; stage++) {
+    smelt_copy_wait<STAGES - 2>();
+    __syncthreads();  // the stage is there, and the one before is multiplied
+    fetch();
+    const char *slot = ring + stage % STAGES * STAGE;
+#pragma unroll
+    for (int s = 0; s < SLABS; s++) {
+      smelt_words y[WIDE / 8];
+#pragma unroll
+      for (int j = 0; j < WIDE / 8; j++)
+        y[j] = *(const smelt_words *)(slot + SLABS * LEFT + (s * 4 + member) * PITCH + (wide + 8 * j + group) * 16);
+#pragma unroll
+      for (int i = 0; i < HIGH / 16; i++) {
+        smelt_words x[2][PARTS];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+          const int r = high + 16 * i + 8 * h + group;
+          if (sizeof(L) == 2) {
+            x[h][0] = *(const smelt_words *)(slot + s * LEFT + smelt_chunk<L>(r, member));
+          } else {
+            __align__(16) smelt_words both[2];
+            both[0] = *(const smelt_words *)(slot + s * LEFT + smelt_chunk<L>(r, 2 * member));
+            both[1] = *(const smelt_words *)(slot + s * LEFT + smelt_chunk<L>(r, 2 * member + 1));
+            smelt_left<L>::words((const L *)both, x[h]);
+          }
+        }
+#pragma unroll
+        for (int p = 0; p < PARTS; p++)
+#pragma unroll
+          for (int half = 0; half < 2; half++) {
+            const ui32 z[4] = {x[0][p].x[2 * half], x[1][p].x[2 * half],
+                               x[0][p].x[2 * half + 1], x[1][p].x[2 * half + 1]};
+#pragma unroll
+            for (int j = 0; j < WIDE / 8; j++) smelt_mma_sync(sum[i][j], z, y[j].x + 2 * half);
+          }
+      }
+    }
+  }
+  smelt_copy_wait<0>();
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < HIGH / 16; i++)
+#pragma unroll
+    for (int j = 0; j < WIDE / 8; j++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        const i64 at = high + 16 * i + group + e / 2 * 8, column = wide + 8 * j + 2 * member + e % 2;
+        if (at >= rows || column >= columns) continue;
+        f32 *to = acc + at * width + column;
+        *to = accumulate ? *to + sum[i][j][e] : sum[i][j][e];
+      }
+}
+"""
+# The rows of the panels in a stage: wgmma takes them as they are, mma.sync's threads then read different banks.
+PAD = """\
+#ifdef SMELT_WGMMA
+#define SMELT_PAD(L) (sizeof(L) == 2 ? 0 : 32)
+#else
+#define SMELT_PAD(L) 32
+#endif
 """
 
 
-def mma_sync_text() -> str:
-    return TEXT
+def _wgmma_text(columns: int) -> str:
+    count = columns // 2
+    places = ", ".join(f"%{i}" for i in range(count))
+    values = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    return WGMMA.format(columns=columns, count=count, next=count + 1, places=places, values=values)
+
+
+def tile_call(form: Form, columns: int) -> str:
+    """The name of the function that multiplies 128 rows by this number of columns."""
+    return f"smelt_tile<{math.storage(form.left)}, {columns}, {STAGES[columns]}>"
+
+
+def few_call(form: Form, columns: int) -> str:
+    return f"smelt_few<{columns // 16}, {math.storage(form.left)}>"
+
+
+def tensor_kernels(text: str) -> str:
+    """The functions that a text calls."""
+    tile, few = "smelt_tile<" in text, "smelt_few<" in text
+    if not (tile or few):
+        return ""
+    instructions = INSTRUCTIONS.replace("WGMMA_TEXT\n", "".join(map(_wgmma_text, STAGES)) if tile else "")
+    return "".join([instructions, LOADS, *([FEW] if few else []), *([PAD, TILE] if tile else [])])

@@ -28,6 +28,9 @@ class Form(Frozen):
 F32 = Form("f32", f32, f32, f32, 1, 128)
 F32_F16, F32_BF16 = (Form(f"f32_{each}", f32, each, f32, 1, 128) for each in (f16, bf16))  # widened, then as f32
 BF16 = Form("bf16", bf16, bf16, f32, 2, 256)
-TENSOR_BF16 = Form("bf16_mma", bf16, bf16, f32, 2, 1 << 40)  # tensor cores: one sum, in the order of the instruction
-FEW_BF16 = Form("bf16_few", bf16, bf16, f32, 2, 64)  # a few rows on a GPU: short K-blocks, for many threads
+# Tensor cores: 8 steps of a column are 16 adjacent bytes. A tile has one sum, in the order of the instruction. A few
+# rows have 8 sums, of which one after another takes the next 32 steps, added up in the end. f32 is split into three
+# bf16, which hold all of its bits.
+TENSOR_BF16, FEW_BF16 = (Form(f"bf16_{name}", bf16, bf16, f32, 8, 1 << 40) for name in ("mma", "few"))
+TENSOR_F32_BF16, FEW_F32_BF16 = (Form(f"f32_bf16_{name}", f32, bf16, f32, 8, 1 << 40) for name in ("mma", "few"))
 INT8 = Form("int8", ui8, i8, i32, 4, 512)  # exact: any order gives the same bits

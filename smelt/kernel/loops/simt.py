@@ -43,6 +43,7 @@ from smelt.kernel.loops.grammar import (
     used_variables,
     walk_statements,
 )
+from smelt.kernel.loops.tensor_tile import TENSOR, ring_bytes, shares_memory, tile_columns
 from smelt.kernel.plan.plan import Kernel
 
 Group = Literal["thread", "warp", "block"]
@@ -84,6 +85,7 @@ class Stage:
     spilled: tuple[tuple[Tile, int], ...]
     shared: int
     scratch: int
+    ring: int = 0  # bytes that operands of tensor cores take in shared memory, from its first one on; 0: there are none
 
     @property
     def groups(self) -> int:
@@ -164,7 +166,9 @@ def _stage(part: _Part, saved: Saved) -> Stage:
     kept = tuple((tile, at) for tile, at in saved.tiles if tile.name in named)
     outside = {tile for tile, _ in kept}
     found = [each for each in walk_statements(body) if isinstance(each, Tile) and each not in outside]
-    threads, tiles, spilled, shared, scratch = _memory(group, found)
+    products = [each for each in walk_statements(body) if isinstance(each, Mma) and each.form in TENSOR]
+    ring = max((ring_bytes(each.form, tile_columns(each)) for each in products), default=0)
+    threads, tiles, spilled, shared, scratch = _memory(group, found) if not ring else _around(products, ring, found)
     return Stage(
         before,
         body,
@@ -179,6 +183,7 @@ def _stage(part: _Part, saved: Saved) -> Stage:
         spilled,
         shared,
         scratch,
+        ring,
     )
 
 
@@ -261,6 +266,23 @@ def _memory(
     while warps > 1 and warps * shared > SHARED:
         warps //= 2
     return WARP * warps, tuple(placed), tuple(spilled), shared, scratch
+
+
+def _around(
+    products: Sequence[Mma], ring: int, tiles: Sequence[Tile]
+) -> tuple[int, tuple[tuple[Tile, int], ...], tuple[tuple[Tile, int], ...], int, int]:
+    """The same with a ring of operands of tensor cores: one product's sums share its memory."""
+    sums = products[0].acc.place.array if len(products) == 1 and shares_memory(products[0]) else None
+    placed, at = [], ring
+    for tile in dict.fromkeys(tiles):
+        if tile.name == sums:
+            placed.append((tile, 0))
+            at = max(at, _rounded(tile_bytes(tile)))
+    for tile in dict.fromkeys(tiles):
+        if tile.name != sums:
+            placed.append((tile, at))
+            at += _rounded(tile_bytes(tile))
+    return THREADS, tuple(placed), (), at, 0
 
 
 def tile_bytes(tile: Tile) -> int:
