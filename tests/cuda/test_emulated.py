@@ -12,6 +12,8 @@ import smelt
 import smelt.llm
 from smelt.buffer import HostBuffer
 from smelt.device import cpu
+from smelt.device.cuda import TARGETS
+from smelt.dtype import dtype
 from smelt.engine.native import NativeEngine, compile_all
 from smelt.engine.reference import ReferenceEngine
 from smelt.engine.store import recompile
@@ -22,6 +24,7 @@ from smelt.ir.text import parse
 from smelt.passes.lower_blocks import round_activations
 from smelt.run.load import every_code
 from smelt.shape import Shape
+from smelt.weights import Weights
 from tests.cuda.emulated import EmulatedCuda
 from tests.llm_checkpoints import FIXTURE, TOLERANCE, Case, write_checkpoint
 from tests.property.models import MODELS
@@ -55,6 +58,47 @@ def test_kernels_of_every_kind(emulated: EmulatedCuda, seed: int) -> None:
         assert not difference(problem, got)
         if on_cpu is not None:
             np.testing.assert_array_equal(got, on_cpu(*problem.args)[0], problem.name)
+
+
+def bf16_product(rows: int | str, depth: int, columns: int, left: str) -> str:
+    """Rows, of a number that may be dynamic, by bf16 weights."""
+    x, w, wide = (
+        f"tensor<{rows}x{depth}x{left}>",
+        f"tensor<{depth}x{columns}xbf16>",
+        f"tensor<{depth}x{columns}x{left}>",
+    )
+    result = f"tensor<{rows}x{columns}xf32>"
+    return f"""func.func @main(%x: {x}, %w: {w} {{smelt.weight = "w"}}) -> {result} {{
+  %0 = stablehlo.convert %w : ({w}) -> {wide}
+  %1 = stablehlo.dot_general %x, %0, contracting_dims = [1] x [0] : ({x}, {wide}) -> {result}
+  return %1 : {result}
+}}"""
+
+
+@pytest.mark.parametrize("machine", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("left", ["bf16", "f32"])
+def test_bf16_weights_on_tensor_cores(machine: str, left: str, emulated: EmulatedCuda, seed: int) -> None:
+    """Few rows, many and any number of them; sizes that fill no tile; rows that are not aligned; infinities."""
+    random = np.random.default_rng(seed)
+    kind = dtype(left).numpy
+    for depth, columns, counts in ((333, 130, (1, 20, 140)), (96, 300, (40, 3))):
+        w = random.standard_normal((depth, columns), np.float32).astype(dtype("bf16").numpy)
+        program = parse(bf16_product("?", depth, columns, left))
+        made = NativeEngine(TARGETS[machine]).compile(program).prepare(Weights.of({"w": HostBuffer.of(w)}))
+        rows = random.standard_normal((max(counts), depth), np.float32).astype(kind)
+        want = rows.astype(np.float64) @ w.astype(np.float64)
+        few = {}
+        for count in counts:
+            got = made(rows[:count])[0].numpy()
+            assert np.abs(got - want[:count]).max() <= 4e-6 * np.abs(want).max()
+            if count <= 32:
+                few[count] = got
+        least = min(few)
+        for got in few.values():  # the bits of a row do not depend on how many there are
+            np.testing.assert_array_equal(got[:least], few[least])
+    odd = np.ones((2, depth), np.float32)
+    odd[:, 5] = np.inf, np.nan
+    assert [*map(str, made(odd.astype(kind))[0].numpy()[:, 0])] == [str(np.float32(np.inf * np.sign(w[5, 0]))), "nan"]
 
 
 @pytest.mark.parametrize("name", [*MODELS])

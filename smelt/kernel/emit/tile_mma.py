@@ -5,9 +5,9 @@
 | `smelt_tile_FORM` | 128 | `cp.async` fills a ring of stages in shared memory; `wgmma` on sm_90, else `mma.sync` |
 | `smelt_few_FORM` | up to 32 | weights go from memory to registers and are the left operand of `mma.sync` |
 
-Which steps of K share an instruction does not change their sum, so a thread takes 8 adjacent steps of one row and of one
-column: 16 bytes of each, which are the operands of two `mma.sync`. Rows of f32 are split into three bf16 that together
-have all of its bits. Device functions in front of `LOADS` have counterparts in the tests' emulator.
+Which steps of K share an instruction does not change their sum, so a thread takes 8 adjacent steps of one row and of
+one column: 16 bytes of each, which are the operands of two `mma.sync`. Rows of f32 are split into three bf16 that
+together have all of its bits. Device functions in front of `LOADS` have counterparts in the tests' emulator.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ inline void smelt_mma_sync(f32 *c, const ui32 *a, const ui32 *b) {
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 inline ui32 smelt_shared_address(const void *at) { return (ui32)__cvta_generic_to_shared(at); }
-inline void smelt_copy_async(void *to, const void *from, int used) {  // 16 bytes: the first ones are there, others are 0
+inline void smelt_copy_async(void *to, const void *from, int used) {  // 16 bytes, of which those not used are 0
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
       :: "r"(smelt_shared_address(to)), "l"(from), "r"(used) : "memory");
 }
@@ -41,7 +41,9 @@ inline smelt_words smelt_stream(const void *from) {  // 16 bytes that are read o
 #define SMELT_WGMMA 1
 inline void smelt_wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 inline void smelt_wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int N> inline void smelt_wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory"); }
+template <int N> inline void smelt_wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory");
+}
 inline void smelt_publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 WGMMA_TEXT
 #endif
@@ -49,7 +51,8 @@ WGMMA_TEXT
 """
 WGMMA = """\
 inline void smelt_wgmma(f32 (&d)[{count}], ui64 a, ui64 b) {{
-  asm volatile("wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.bf16.bf16 {{{places}}}, %{count}, %{next}, 1, 1, 1, 0, 0;"
+  asm volatile("wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.bf16.bf16 {{{places}}},"
+      " %{count}, %{next}, 1, 1, 1, 0, 0;"
       : {values} : "l"(a), "l"(b));
 }}
 """
@@ -172,7 +175,7 @@ template <int TILES, class L> inline void smelt_few(int lane, i64 rows, const L 
 }
 """
 TILE = """\
-// 16 bytes of a row in a slab of the ring, where banks of neighbouring rows differ: as wgmma's 64-byte swizzle for bf16.
+// 16 bytes of a row in a slab of the ring. Banks of neighbouring rows differ; bf16: wgmma's swizzle of 64 bytes.
 template <class L> inline int smelt_chunk(int r, int chunk) {
   return sizeof(L) == 2 ? r * 64 + (chunk ^ (r / 2 % 4)) * 16 : r * 128 + (chunk ^ (r % 8)) * 16;
 }
