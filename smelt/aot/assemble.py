@@ -16,6 +16,7 @@ from smelt.aot.targets import CodeVersion, Machine
 from smelt.device.cross import Unit
 from smelt.device.entry import Entry
 from smelt.device.runtime import QUICK, make_layout
+from smelt.dim import evaluate
 from smelt.dtype import Array
 from smelt.engine.compile import (
     ProgramPlan,
@@ -122,7 +123,7 @@ def _assemble(
         bound = pack_weights(plan, layout, weights)
         for version in group:
             coded = CodedVersion(version.name, f"{name}_{version.name}", version.bits, len(variants))
-            units += _emit(plan, coded.program, version)
+            units += _emit(plan, coded.program, version, machine)
             versions.append(coded)
         variants.append(_place(make_main(plan, versions[-1].program), plan, bound, blob))
     versions.sort(key=lambda each: [v.name for v in machine.versions].index(each.name))
@@ -166,10 +167,19 @@ def _groups(program: Program, versions: Sequence[CodeVersion]) -> list[list[Code
     return groups
 
 
-def _emit(plan: ProgramPlan, name: str, version: CodeVersion) -> list[Unit]:
+def _emit(plan: ProgramPlan, name: str, version: CodeVersion, machine: Machine) -> list[Unit]:
     source = new_source(plan.target, tile=tile_shape(plan.target))
     emit_plan(plan, source, name, MAIN)
-    return [Unit(f"{name}_{i}", text, version.target.flags) for i, text in enumerate(split_source(source))]
+    texts = source.texts(1) if machine.system == "none" else split_source(source)
+    return [Unit(f"{name}_{i}", text, version.target.flags) for i, text in enumerate(texts)]
+
+
+def _peak(plan: ProgramPlan) -> tuple[int, int] | None:
+    """Bytes of temporaries and of scratch, where no size is dynamic or data-dependent."""
+    main, memory = plan.main
+    if main.symbols or main.deferred:
+        return None
+    return memory.peak({}), evaluate(memory.scratch, {})
 
 
 def _place(entry: Entry, plan: ProgramPlan, bound: Sequence[Array], blob: Blob) -> CodedVariant:
@@ -183,4 +193,4 @@ def _place(entry: Entry, plan: ProgramPlan, bound: Sequence[Array], blob: Blob) 
             remedy="give them numbers: --size NAME=NUMBER",
         )
     offsets = [blob.add(np.ascontiguousarray(array).tobytes()) for array in bound]
-    return CodedVariant(entry, tuple(layout), (*offsets, *(blob.add(each) for each in constants)))
+    return CodedVariant(entry, tuple(layout), (*offsets, *(blob.add(each) for each in constants)), _peak(plan))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from smelt.aot.assemble import Parts
+from smelt.aot.bare import write_source
 from smelt.aot.describe import c_name, describe_model, write_header
 from smelt.aot.record import CONTENT, recorded_unit
 from smelt.aot.targets import Machine
@@ -41,6 +42,8 @@ SCRIPT, DISCARD = (
 )
 OPTIMISE = {"speed": (), "size": ("-Os", "-DSMELT_SMALL")}
 SHARED = (".so", ".dll", ".dylib")
+PRODUCTS = {"wasi": (".wasm", ".a"), "none": (".c",)}  # by system, the default first
+SOURCES = {".wasm": "wasm32-wasi", ".js": "wasm32-wasi", ".c": "thumbv7em-none"}  # endings that only these targets have
 FILE, PROGRAM = 0o666, 0o777  # modes, less the umask
 
 
@@ -71,6 +74,9 @@ def build(parts: Parts, machine: Machine, name: str, options: Options = DEFAULT)
         header = write_header(parts.name, parts.signature, (RUNTIME / "api.h").read_text())
         code = build_archive(parts, machine, options) if suffix == ".a" else build_shared(parts, machine, name, options)
         return {name: (code, FILE), f"{parts.name}.h": (header.encode(), FILE), **beside}
+    if suffix == ".c":
+        source, header = write_source(parts, machine, OPTIMISE[options.optimise])
+        return {name: (source.encode(), FILE), f"{parts.name}.h": (header.encode(), FILE)}
     if suffix == ".wasm":
         loader = write_loader(name, f"{name}.weights" if options.separate else None, parts.signature)
         texts = {".js": loader, ".d.ts": write_types(parts.signature)}
@@ -81,20 +87,20 @@ def build(parts: Parts, machine: Machine, name: str, options: Options = DEFAULT)
 
 def has_front(name: str) -> bool:
     """Whether a product of this name is an executable."""
-    return Path(name).suffix not in (".a", ".wasm", *SHARED)
+    return Path(name).suffix not in (".a", *SOURCES, *SHARED)
 
 
 def check_product(machine: Machine, name: str) -> None:
     """Refuse an ending that the target has no product for."""
     suffix = Path(name).suffix
-    products = {"wasi": (".wasm", ".a")}.get(machine.system)
-    is_known = suffix in products if products else suffix not in (".wasm", ".js")
+    products = PRODUCTS.get(machine.system)
+    is_known = suffix in products if products else suffix not in SOURCES
     if not is_known:
         raise UnsupportedError(
             f"the target {machine.name} has no such product",
             expected=" or ".join(f"-o NAME{each}" for each in products or (machine.suffix, ".a", machine.shared)),
             got=name,
-            remedy=f"-o {Path(name).stem}{products[0]}" if products else "--target wasm32-wasi",
+            remedy=f"-o {Path(name).stem}{products[0]}" if products else f"--target {SOURCES[suffix]}",
         )
 
 

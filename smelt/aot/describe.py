@@ -21,11 +21,15 @@ _CODES = {name: code for code, name in enumerate(DTYPES, 1)}
 
 
 class CodedVariant(Frozen):
-    """A program for one layout of packed weights: its interface, the layout of `smelt_make`, places in the weights."""
+    """A program for one layout of packed weights: its interface, the layout of `smelt_make`, places in the weights.
+
+    `peak`: bytes of temporaries and of scratch, where they are known before a call.
+    """
 
     entry: Entry
     layout: tuple[int, ...]
     offsets: tuple[int, ...]
+    peak: tuple[int, int] | None = None
 
 
 class CodedVersion(Frozen):
@@ -45,13 +49,16 @@ class CodedProgram(Frozen):
     versions: tuple[CodedVersion, ...]
 
 
-def describe_model(name: str, programs: Sequence[CodedProgram], weights: tuple[str, int, int]) -> str:
+def describe_model(
+    name: str, programs: Sequence[CodedProgram], weights: tuple[str, int, int], *, bare: str = ""
+) -> str:
     """The C file of a model's tables and of NAME_create. A later program serves sizes that an earlier one refuses.
 
-    `weights`: symbol (none: in a file), bytes, checksum.
+    `weights`: symbol (none: in a file), bytes, checksum. `bare`: C of the bytes that a model needs; it is then one file
+    with its weights, and has a static array of them.
     """
     symbol, count, checksum = weights
-    lines = ['#include "model.h"', *([f"extern const unsigned char {symbol}[];"] if symbol else [])]
+    lines = ['#include "model.h"', *([f"extern const unsigned char {symbol}[];"] if symbol and not bare else [])]
     place = f"{symbol}, 0" if symbol else "0, smelt_open_weights"
     for p in reversed(range(len(programs))):
         lines += _program(name, p, programs[p])
@@ -60,9 +67,30 @@ def describe_model(name: str, programs: Sequence[CodedProgram], weights: tuple[s
         counts = f"{{{c_string(name)}, {len(ports.inputs)}, {len(ports.outputs)}, ports{p}}}, {general}"
         rest = f"{len(programs[p].versions)}, versions{p}, {place}, {count}, {checksum}ULL"
         lines.append(f"static const Description description{p} = {{{counts}, {rest}}};")
-    lines.append(f"SMELT_API int {name}_create(const smelt_options *options, smelt_model **model) {{")
-    lines.append("  return smelt_model_create(&description0, options, model);")
-    return "\n".join([*lines, "}", ""])
+    create = f"SMELT_API int {name}_create(const smelt_options *options, smelt_model **model) {{"
+    if bare:
+        return "\n".join(
+            [*lines, *_static_memory(name, bare), create, *_CREATE_BARE.format(name=name).splitlines(), "}", ""]
+        )
+    return "\n".join([*lines, create, "  return smelt_model_create(&description0, options, model);", "}", ""])
+
+
+_CREATE_BARE = """\
+  smelt_options own = {{0}};
+  if (options) own = *options;
+  if (!own.memory) own.memory = {name}_memory, own.memory_bytes = sizeof {name}_memory;
+  return smelt_model_create(&description0, &own, model);"""
+
+
+def _static_memory(name: str, needed: str) -> list[str]:
+    """The array of a machine without an allocator. LINES and BLOCK: as `heap.c` rounds."""
+    return [
+        "#define LINES(bytes) (((bytes) + 63) / 64 * 64)",
+        "#define BLOCK(bytes) (LINES(bytes) + sizeof(Block))",
+        f"#define NEEDED ({needed})",
+        f'_Static_assert({name.upper()}_RAM >= NEEDED, "the memory that was computed when this file was written");',
+        f"static _Alignas(64) unsigned char {name}_memory[{name.upper()}_RAM];",
+    ]
 
 
 def _program(name: str, p: int, program: CodedProgram) -> list[str]:

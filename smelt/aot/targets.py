@@ -45,6 +45,8 @@ class Machine(Frozen):
     link: tuple[str, ...] = ("-static",)
     suffix: str = ""  # of executables
     shared: str = ".so"  # of shared libraries
+    base_bytes: int = 512 << 10  # memory of the runtime, code and tables; measured, rounded up
+    has_memory_for_weights: bool = True  # else they stay in flash
 
     @property
     def has_threads(self) -> bool:
@@ -113,6 +115,20 @@ MACHINES = {
             ("-mexec-model=reactor", "-Wl,-z,stack-size=1048576"),
             suffix=".wasm",
             shared="",
+            base_bytes=5 << 18,  # 1 MiB of it is the stack
+        ),
+        Machine(
+            "thumbv7em-none",
+            "thumb-freestanding-eabihf",
+            "thumb-freestanding-eabihf",
+            _baseline("thumb"),
+            ("-mcpu=cortex_m4",),
+            "none",
+            (),
+            suffix=".c",
+            shared="",
+            base_bytes=3 << 10,
+            has_memory_for_weights=False,
         ),
     )
 }

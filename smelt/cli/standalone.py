@@ -78,7 +78,7 @@ def compile_standalone(
     def admit(plan: ProgramPlan) -> None:
         if memory_limit is not None:
             limit = parse_bytes(memory_limit, "--memory-limit")
-            check_limit(plan, limit, DEFAULT_THREADS if threads is None else threads, chosen, smaller)
+            check_limit(plan, limit, machine, DEFAULT_THREADS if threads is None else threads, chosen, smaller)
 
     def put_together(*general: tuple[Program, Weights]) -> Parts:
         sources = [(program, weights), *general]

@@ -123,13 +123,13 @@ static void release_blocks(Slot *slot) {
   slot->arena_bytes = slot->scratch_bytes = slot->needed_arena = slot->needed_scratch = 0;
 }
 
-static void destroy(Slot *slot) {
+static void destroy_slot(Slot *slot) {
   if (slot->executable->forget) slot->executable->forget(slot);
   release_blocks(slot);
   smelt_return(slot->executable->heap, slot, slot->bytes);
 }
 
-static Slot *create(Executable *e) {
+static Slot *create_slot(Executable *e) {
   i64 symbols = align64(e->symbols * 8), sizes = align64((2 + e->dims) * 8);
   i64 buffers = align64((e->bound + e->inputs + e->results + e->constants) * (i64)sizeof(void *));
   i64 views = align64((e->inputs + e->results) * e->view_bytes), shapes = align64(e->results * (i64)sizeof(void *));
@@ -189,7 +189,7 @@ static Slot *take_idle(Executable *e, i64 before, Slot *idle) {
 static void destroy_all(Slot *idle) {
   while (idle) {
     Slot *next = idle->next_free;
-    destroy(idle);
+    destroy_slot(idle);
     idle = next;
   }
 }
@@ -249,7 +249,7 @@ Slot *smelt_take(Executable *e) {
   }
   smelt_unlock();
   if (idle) destroy_all(idle);
-  if (slot || !(slot = create(e))) return slot;
+  if (slot || !(slot = create_slot(e))) return slot;
   smelt_lock();
   slot->used = 1, slot->taken = smelt_recent();
   smelt_enter(slot);
@@ -280,7 +280,7 @@ void smelt_give(Slot *slot) {
     if (account) account->used -= slot->charged;
   } else slot->next_free = e->free, e->free = slot;
   smelt_unlock();
-  if (closed) destroy(slot);
+  if (closed) destroy_slot(slot);
 }
 
 void smelt_trim(Executable *e) {
@@ -510,7 +510,7 @@ static int reserve_all(Slot *slot) {
   i64 arena = slot->measured[0], scratch = slot->measured[1];
   slot->context.record[0] = arena;
   if (arena < 0 || scratch < 0 || scratch > (i64)1 << 40) return SMELT_NO_MEMORY;
-  slot->workers = __atomic_load_n(&smelt_runtime.threads, __ATOMIC_RELAXED);
+  slot->workers = smelt_threads();
   slot->context.scratch_stride = align64(scratch);
   scratch = slot->context.scratch_stride * slot->workers;
   Heap *heap = slot->executable->heap;

@@ -17,7 +17,12 @@ struct smelt_model {
 
 /* ------------------------------------------------------------------------------------------ messages */
 
-enum { TEXT = 2048, SPIN = 30000 }; /* nanoseconds that an idle helper spins */
+#ifdef SMELT_BARE
+enum { TEXT = 512 };
+#else
+enum { TEXT = 2048 };
+#endif
+enum { SPIN = 30000 }; /* nanoseconds that an idle helper spins */
 static SMELT_THREAD_LOCAL char text[TEXT];
 static SMELT_THREAD_LOCAL i64 length;
 
@@ -80,8 +85,8 @@ static void say_symbols(const Slot *slot, const Variant *variant) {
 
 /* ------------------------------------------------------------------------------------------ making a model */
 
-static void destroy(smelt_model *model) {
-  if (model->general) destroy(model->general);
+static void destroy_model(smelt_model *model) {
+  if (model->general) destroy_model(model->general);
   if (model->executable) {
     smelt_unregister(model->executable);
     smelt_close(model->executable);
@@ -139,7 +144,7 @@ static smelt_model *make_model(const Description *description, const unsigned ch
   if (model->executable && description->general)
     model->general = make_model(description->general, mapped, heap);
   if (model->executable && (model->general || !description->general)) return model;
-  destroy(model);
+  destroy_model(model);
   return NULL;
 }
 
@@ -171,7 +176,7 @@ int smelt_model_create(const Description *description, const smelt_options *opti
 }
 
 void smelt_model_destroy(smelt_model *model) {
-  if (model) destroy(model);
+  if (model) destroy_model(model);
 }
 
 const smelt_signature *smelt_model_signature(const smelt_model *model) { return &model->description->signature; }

@@ -91,6 +91,14 @@ void smelt_begin_call(void);                  /* this thread runs a program: hel
 void smelt_end_call(void);
 int smelt_is_nested(void);                    /* this thread runs a program: a signal handler makes another call */
 
+static inline i64 smelt_threads(void) { /* the pool may change while calls run */
+#ifdef SMELT_SINGLE
+  return smelt_runtime.threads; /* some machines without threads lack an atomic load of 64 bits */
+#else
+  return __atomic_load_n(&smelt_runtime.threads, __ATOMIC_RELAXED);
+#endif
+}
+
 /* checksum.c */
 unsigned long long smelt_checksum(const void *bytes, i64 count);
 int smelt_checksum_file(i64 file, i64 offset, i64 count, unsigned long long *sums); /* of every MiB */

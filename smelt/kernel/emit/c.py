@@ -27,7 +27,7 @@ from smelt.kernel.plan.memory import Memory
 from smelt.kernel.plan.plan import Kernel, Launch, Plan, walk
 from smelt.target import TileShape
 
-ABI = """\
+TYPES = """\
 typedef struct Runtime Runtime; typedef struct Context Context;
 typedef void (*Body)(void *env, i64 begin, i64 end, i64 worker);
 struct Runtime { i64 version, threads;
@@ -35,6 +35,10 @@ struct Runtime { i64 version, threads;
   void *(*grow)(Context *, i64 bytes); };
 struct Context { const volatile int *cancel; char *arena, *scratch; i64 scratch_stride; i64 record[8]; void *owner;
   i64 *late; int (*stop)(Context *); };
+"""  # as in smelt.h
+ABI = (
+    TYPES
+    + """\
 #define STOPPED (*ctx->cancel && ctx->stop(ctx))
 #ifdef __clang__
 #define LANES _Pragma("clang loop vectorize(assume_safety) interleave(enable)")
@@ -58,6 +62,7 @@ static inline i64 sure_mul(i64 a, i64 b, int *bad) { i64 c; *bad |= __builtin_mu
 static inline i64 sure_div(i64 a, i64 b, int *bad) { return b == -1 ? sure_mul(a, b, bad) : size_div(a, b); }
 static inline i64 sure_mod(i64 a, i64 b, int *bad) { (void)bad; return b == -1 ? 0 : size_mod(a, b); }
 """
+)
 # Only long programs are split into files: in another file the compiler may optimise a loop differently, and worse.
 CHARACTERS_PER_FILE = 400_000
 TRANSPOSE = "smelt_transpose("
