@@ -12,15 +12,13 @@ import struct
 from smelt.aot.assemble import Parts
 from smelt.aot.describe import CodedVariant, describe_model, write_header
 from smelt.aot.targets import Machine
-from smelt.device import cpu
-from smelt.device.cross import RUNTIME, Unit, Workshop, workshop
+from smelt.device.cross import LANGUAGE, RUNTIME, Unit, Workshop, workshop
+from smelt.engine.compile import ABI_TYPES
 from smelt.errors import UnsupportedError
 from smelt.frozen import Frozen
-from smelt.kernel.emit.c import TYPES
 
 HEADERS = ("smelt.h", "runtime.h", "model.h")
 LIBRARY = ("bare.c", "heap.c", "executable.c", "single.c", "model.c")
-FLAGS = tuple(flag for flag in cpu.FLAGS if flag not in ("-O3", "-fPIC", "-g0"))  # that the generated code relies on
 STRING_FUNCTIONS = """\
 void *memcpy(void *restrict to, const void *restrict from, size_t count);
 void *memmove(void *to, const void *from, size_t count);
@@ -91,8 +89,8 @@ def _source(parts: Parts) -> str:
     described = describe_model(name, parts.programs, (f"{name}_weights", len(parts.weights), 0), bare=_needed(parts))
     return "\n".join(
         [
-            f"/* The model {name}, written by smelt compile --standalone. A program needs this file and {name}.h alone.",
-            f" * Compile it with {' '.join(FLAGS)}. */",
+            f"/* The model {name}, written by smelt compile --standalone. A program needs it and {name}.h alone.",
+            f" * Compile it with {' '.join(LANGUAGE)}. */",
             f'#include "{name}.h"',
             "#define SMELT_SINGLE",
             "#define SMELT_BARE",
@@ -145,8 +143,8 @@ def _read(file: str) -> str:
 
 def _kernels(text: str) -> str:
     """A program, without its copy of the declarations in smelt.h."""
-    assert TYPES in text
-    return text.replace(TYPES, "")
+    assert ABI_TYPES in text
+    return text.replace(ABI_TYPES, "")
 
 
 def _numbers(content: bytes) -> str:

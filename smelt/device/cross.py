@@ -19,6 +19,7 @@ from smelt.errors import DeviceError
 from smelt.frozen import Frozen
 
 RUNTIME = Path(os.path.dirname(__file__)).parent / "runtime"
+LANGUAGE = tuple(flag for flag in cpu.FLAGS if flag not in ("-O3", "-fPIC", "-g0"))  # that generated code relies on
 WARNINGS = ("-Wno-c23-extensions",)  # #embed
 
 

@@ -31,7 +31,7 @@ from smelt.engine_api import KernelUse, Signature
 from smelt.errors import RunError, UnsupportedError
 from smelt.frozen import Frozen
 from smelt.ir.core import Program
-from smelt.kernel.emit.c import Source
+from smelt.kernel.emit.c import TYPES, Source
 from smelt.kernel.emit.cuda import CudaSource
 from smelt.kernel.plan.fuse import fuse
 from smelt.kernel.plan.in_place import in_place
@@ -48,6 +48,7 @@ from smelt.target import Target, TileShape, tile_shape
 NAME = "smelt0"  # of the only program in a library
 FILES_PER_CORE = 4  # C files, so that no core waits long for another
 FUNCTIONS = ("main", "prepare")
+ABI_TYPES = TYPES  # the declarations of smelt.h that a C program contains
 COMPOSITES = fuse_attention.COMPOSITES | lower_blocks.COMPOSITES  # that passes lower
 AnySource: TypeAlias = Source | CudaSource
 LANGUAGES: dict[str, type[AnySource]] = {"c": Source, "cuda": CudaSource}  # what emits a target's kernels

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from smelt.aot.bare import FLAGS, Object
+from smelt.aot.bare import Object
 from smelt.cli.main import app
+from smelt.device.cross import LANGUAGE
 from smelt.dtype import Array
 from smelt.errors import MemoryLimitError, UnsupportedError
 from tests import onnx_oracle
@@ -29,7 +30,7 @@ COMPILER = (sys.executable, "-m", "ziglang", "cc", "--target=thumb-freestanding-
 
 def build_image(folder: Path, *sources: Path) -> Path:
     """A program of the example's start and linker script: more than 256 KiB of flash or 64 KiB of RAM do not link."""
-    flags = ("-Os", "-ffreestanding", *FLAGS, "-ffunction-sections", "-fdata-sections", f"-I{folder}")
+    flags = ("-Os", "-ffreestanding", *LANGUAGE, "-ffunction-sections", "-fdata-sections", f"-I{folder}")
     script = (f"-Wl,-T,{EXAMPLE / 'mps2.ld'}", "-Wl,--gc-sections", "-Wl,-e,reset")
     command = [*COMPILER, *flags, *map(str, sources), str(EXAMPLE / "start.c"), *script, "-o", str(folder / "image")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
