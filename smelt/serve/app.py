@@ -16,7 +16,23 @@ from smelt.errors import SmeltError
 from smelt.serve.audit import Audit
 from smelt.serve.config import Config, KeyConfig
 from smelt.serve.fronts import Others, sum_metrics
-from smelt.serve.http import Receive, Request, Response, Routes, Scope, Send, problem, send_response
+from smelt.serve.http import (
+    LEFT,
+    ClientGoneError,
+    DirectHandler,
+    Headers,
+    Pending,
+    Receive,
+    Request,
+    Response,
+    Routes,
+    Scope,
+    Send,
+    WholeRequest,
+    finish_response,
+    problem,
+    send_response,
+)
 from smelt.serve.keys import Keys
 from smelt.serve.language import Languages
 from smelt.serve.models import Catalogue
@@ -25,6 +41,7 @@ from smelt.serve.ollama import Ollama
 from smelt.serve.openai import OpenAI, openai_problem
 from smelt.serve.openapi import OpenAPI
 from smelt.serve.problems import ForbiddenError, MethodError, UnauthorizedError
+from smelt.serve.protocol import Reply
 from smelt.serve.recorder import Recorder
 from smelt.serve.rerank import Rerank
 from smelt.serve.responses import Responses
@@ -54,7 +71,6 @@ class App:
         self.audit = Audit(config.audit_log) if config.audit_log else None
         self.routes = Routes()
         self.draining = False
-        self.active = 0
         Rest(self.service).add_to(self.routes)
         if self.service.regions is not None:
             SharedMemory(self.service.regions, config.body_timeout).add_to(self.routes)
@@ -75,7 +91,7 @@ class App:
             self.routes.add("GET", "/metrics", self.metrics)
         for path in ("/health", "/ping"):
             self.routes.add("GET", path, self.health)
-        self._prefix, self._numbers = secrets.token_hex(6), itertools.count(1)  # of the requests' ids
+        self._prefix, self._numbers = secrets.token_hex(6).encode(), itertools.count(1)  # of the requests' ids
         self._common = [(b"server", b"smelt")]
         if config.allow_origin:
             self._common.append((b"access-control-allow-origin", config.allow_origin.encode()))
@@ -106,37 +122,82 @@ class App:
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         started = time.perf_counter()
-        self.active += 1
-        identity = request.header(b"x-request-id")[:128]
-        if not identity or not identity.isprintable():
-            identity = f"{self._prefix}{next(self._numbers):x}"
-        extra = [*self._common, (b"x-request-id", identity.encode("latin-1", "replace"))]
+        identity = self._identify(request)
         error: SmeltError | None = None
         try:
             response = await self._answer(request)
-        except asyncio.CancelledError:
-            raise
-        except SmeltError as failed:
-            error, response = failed, self._problem(request, failed)
         except Exception as failed:
-            log.exception("%s %s failed (request %s)", request.method, request.path, identity)
-            error = as_problem(failed)
-            response = self._problem(request, error)
-            response.status = 500
-        finally:
-            self.active -= 1
-        if response.status in (408, 413):  # the rest of the body is not wanted
-            extra.append((b"connection", b"close"))
+            error, response = self._fail(request, identity, failed)
         try:
-            await send_response(response, request, send, extra)
+            await send_response(response, request, send, self._extra(response, identity))
         finally:
-            spent = time.perf_counter() - started
-            if spent >= self.recorder.threshold:
-                self.recorder.record(request, response, identity, spent, None if error is None else error.message)
-            if self.tracing is not None:
-                self.tracing.record(request, response, identity, spent, error)
-            if error is not None or self.config.access_log:
-                self._log(request, response, identity, spent, error)
+            self._note_end(request, response, identity, started, error)
+
+    def answer_directly(self, request: WholeRequest, handler: DirectHandler, accepted: Any, reply: Reply) -> None:
+        """The same without a task, for requests that have arrived whole."""
+        started = time.perf_counter()
+        identity = self._identify(request)
+
+        def answer(make: Callable[[], Response | Pending]) -> None:
+            error: SmeltError | None = None
+            try:
+                response = make()
+            except Exception as failed:
+                error, response = self._fail(request, identity, failed)
+            except asyncio.CancelledError:
+                error, response = self._fail(request, identity, ClientGoneError(LEFT))
+            if isinstance(response, Response):
+                headers, body = finish_response(response, request, self._extra(response, identity))
+                reply.write(response.status, headers, body)
+                self._note_end(request, response, identity, started, error)
+            else:
+                reply.on_lost(response.cancel)
+                response.future.add_done_callback(lambda done: answer(response.answer))
+
+        answer(lambda: self._start(request, handler, accepted))
+
+    def _start(self, request: WholeRequest, handler: DirectHandler, accepted: Any) -> Response | Pending:
+        try:
+            self._check(request)
+            return handler.start(request, accepted)
+        except (UnauthorizedError, ForbiddenError) as refused:
+            self._note("refused", request, error=refused.message)
+            raise
+
+    def _identify(self, request: Request) -> bytes:
+        """The client's id of a request, or a new one."""
+        given = request.headers.get(b"x-request-id")
+        if given and given.isascii() and given[:128].decode("ascii").isprintable():
+            return given[:128]
+        return b"%b%x" % (self._prefix, next(self._numbers))
+
+    def _extra(self, response: Response, identity: bytes) -> Headers:
+        found = [*self._common, (b"x-request-id", identity)]
+        if response.status in (408, 413):  # the rest of the body is not wanted
+            found.append((b"connection", b"close"))
+        return found
+
+    def _fail(self, request: Request, identity: bytes, failed: Exception) -> tuple[SmeltError, Response]:
+        if isinstance(failed, SmeltError):
+            return failed, self._problem(request, failed)
+        log.exception("%s %s failed (request %s)", request.method, request.path, identity.decode(), exc_info=failed)
+        error = as_problem(failed)
+        response = self._problem(request, error)
+        response.status = 500
+        return error, response
+
+    def _note_end(
+        self, request: Request, response: Response, identity: bytes, started: float, error: SmeltError | None
+    ) -> None:
+        """Recorder, spans, and the log: clients that left are logged only where all requests are."""
+        spent = time.perf_counter() - started
+        if spent >= self.recorder.threshold:
+            message = None if error is None else error.message
+            self.recorder.record(request, response, identity.decode(), spent, message)
+        if self.tracing is not None:
+            self.tracing.record(request, response, identity.decode(), spent, error)
+        if self.config.access_log or (error is not None and not isinstance(error, ClientGoneError)):
+            self._log(request, response, identity.decode(), spent, error)
 
     async def _answer(self, request: Request) -> Response:
         if request.method == "OPTIONS" and self.config.allow_origin:

@@ -7,7 +7,7 @@ import gzip
 import zlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 from urllib.parse import parse_qs
 
 import msgspec
@@ -23,6 +23,7 @@ JSON_TYPE = b"application/json"
 EVENTS = b"text/event-stream; charset=utf-8"
 COMPRESS_FROM = 32 << 10  # bytes
 MOST_MATCHED = 1024  # paths that are remembered
+LEFT = "the client left before the answer"
 CONNECTION = "smelt.connection"  # where `serve.protocol` leaves the connection in a scope
 
 
@@ -59,6 +60,10 @@ class Request:
         data: bytes | None = None if self.connection is None else self.connection.take_body()
         if data is None:
             data = await self._arriving(most, seconds)
+        return self.decode_body(data, most)
+
+    def decode_body(self, data: bytes, most: int) -> bytes:
+        """A body that has arrived, decompressed."""
         if len(data) > most:
             raise _too_large(most, len(data))
         encoding = self.headers.get(b"content-encoding")
@@ -99,7 +104,7 @@ class Request:
             return await work
         except asyncio.CancelledError:
             if self.connection.is_lost:
-                raise ClientGoneError("the client left before the answer") from None
+                raise ClientGoneError(LEFT) from None
             raise
         finally:
             self.connection.on_lost(None)
@@ -114,7 +119,7 @@ class Request:
                 return task.result()
             task.cancel()
             await asyncio.wait((task,))
-            raise ClientGoneError("the client left before the answer")
+            raise ClientGoneError(LEFT)
         finally:
             task.cancel()
             watch.cancel()
@@ -122,6 +127,20 @@ class Request:
     async def _disconnected(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
+
+
+class WholeRequest(Request):
+    """A POST whose body came together with its head: it is answered without a task, by a `DirectHandler`."""
+
+    __slots__ = ("data",)
+
+    def __init__(
+        self, path: str, parts: tuple[str, ...], headers: dict[bytes, bytes], client: Any, data: bytes
+    ) -> None:
+        self.method, self.path, self.parts, self.headers, self.data = "POST", path, parts, headers, data
+        self.scope = {"client": client, "query_string": b""}
+        self.connection = self.key = self.timing = None
+        self.finished = 0.0
 
 
 class ClientGoneError(RequestError):
@@ -195,24 +214,30 @@ def problem(error: SmeltError) -> Response:
     return response
 
 
-async def send_response(response: Response, request: Request, send: Send, extra: list[tuple[bytes, bytes]]) -> None:
+Headers: TypeAlias = list[tuple[bytes, bytes]]
+
+
+def finish_response(response: Response, request: Request, extra: Headers) -> tuple[Headers, bytes]:
+    """All headers and the body of a response that is no stream; a large body is compressed if the client reads gzip."""
     body = response.body
     headers = [(b"content-type", response.kind), *response.headers, *extra]
-    if (
-        response.stream is None
-        and len(body) >= COMPRESS_FROM
-        and b"gzip" in request.headers.get(b"accept-encoding", b"")
-    ):
+    if len(body) >= COMPRESS_FROM and b"gzip" in request.headers.get(b"accept-encoding", b""):
         body = gzip.compress(body, 1)
         headers.append((b"content-encoding", b"gzip"))
+    headers.append((b"content-length", b"%d" % len(body)))
+    return headers, body
+
+
+async def send_response(response: Response, request: Request, send: Send, extra: Headers) -> None:
     if response.stream is None:
-        headers.append((b"content-length", str(len(body)).encode()))
+        headers, body = finish_response(response, request, extra)
         if request.connection is not None and request.connection.write(response.status, headers, body):
             return
+    else:
+        headers, body = [(b"content-type", response.kind), *response.headers, *extra], b""
     await send({"type": "http.response.start", "status": response.status, "headers": headers})
     if response.stream is not None:
         await request.while_connected(_send_stream(response.stream, send))
-        body = b""
     await send({"type": "http.response.body", "body": b"" if request.method == "HEAD" else body})
 
 
@@ -227,6 +252,26 @@ async def _send_stream(stream: AsyncGenerator[bytes, None], send: Send) -> None:
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
+class Pending(Protocol):
+    """An answer that comes later. When `future` is done, `answer` gives the response, or raises."""
+
+    future: asyncio.Future[Any]
+
+    def answer(self) -> Response: ...
+
+    def cancel(self) -> object:
+        """The client left."""
+
+
+class DirectHandler(Protocol):
+    """Answers requests that have arrived whole, without a task for each."""
+
+    def accepts(self, parts: tuple[str, ...]) -> Any:
+        """What `start` needs; None: the ordinary handler of the path takes the request."""
+
+    def start(self, request: WholeRequest, accepted: Any) -> Response | Pending: ...
+
+
 class Routes:
     """Paths → handlers. A part `{}` of a path stands for one name, which the handler finds in `request.parts`."""
 
@@ -234,6 +279,8 @@ class Routes:
         self._exact: dict[str, dict[str, Handler]] = {}
         self._patterns: dict[int, list[tuple[tuple[str, ...], dict[str, Handler]]]] = {}
         self._matched: dict[str, tuple[dict[str, Handler], tuple[str, ...]]] = {}  # the last paths with names in them
+        self._direct: dict[Handler, DirectHandler] = {}
+        self._targets: dict[bytes, tuple[DirectHandler, str, tuple[str, ...]]] = {}  # the last that have one
 
     def add(self, method: str, path: str, handler: Handler) -> None:
         if "{}" not in path:
@@ -246,6 +293,30 @@ class Routes:
                 methods[method] = handler
                 return
         rows.append((parts, {method: handler}))
+
+    def add_direct(self, handler: Handler, direct: DirectHandler) -> None:
+        """Have whole POST requests of a handler's paths answered by `direct`, where that accepts them."""
+        self._direct[handler] = direct
+
+    def find_direct(self, target: bytes) -> tuple[DirectHandler, str, tuple[str, ...]] | None:
+        """The direct handler of a request target, its path, and what the path's places stand for."""
+        found = self._targets.get(target)
+        if found is not None or b"%" in target or b"?" in target or not target.isascii():
+            return found
+        path = target.decode("ascii")
+        if path in self._exact:
+            return None
+        try:
+            methods, parts = self._matched.get(path) or self._match(path)
+        except NotFoundError:
+            return None
+        direct = self._direct.get(methods.get("POST"))  # type: ignore[arg-type]
+        if direct is None:
+            return None
+        if len(self._targets) >= MOST_MATCHED:
+            self._targets.clear()
+        self._targets[target] = direct, path, parts
+        return direct, path, parts
 
     def paths(self) -> dict[str, list[str]]:
         """Every path and its methods."""

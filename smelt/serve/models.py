@@ -164,6 +164,17 @@ class Catalogue:
             return next(iter(versions.values()))
         return max([each for each in versions.values() if each.callable] or versions.values(), key=_order)
 
+    def find_ready(self, name: str, version: str = "") -> Version | None:
+        """A model with a queue of its own that can be called now."""
+        versions = self._models.get(name)
+        if versions is None or (version and version not in versions):
+            return None
+        found = self.pick(name, version)
+        if found.state != READY or not isinstance(found.queue, ModelQueue):
+            return None
+        found.used = time.monotonic()
+        return found
+
     def get(self, name: str, version: str = "") -> Version:
         """A model that can be called now. One that was unloaded to save memory is loaded in the meantime."""
         found = self.pick(name, version)

@@ -17,11 +17,12 @@ from smelt.dtype import Array
 from smelt.errors import SmeltError
 from smelt.serve.config import Config, KeyConfig
 from smelt.serve.fronts import Others
-from smelt.serve.http import JSON_TYPE, Request, Response, Routes, json_response, read_json
+from smelt.serve.http import JSON_TYPE, Request, Response, Routes, WholeRequest, json_response, read_json
 from smelt.serve.keys import Keys
 from smelt.serve.models import Catalogue, Version, check_inputs
+from smelt.serve.pipeline import PipelineQueue
 from smelt.serve.problems import BusyError, NotFoundError, RequestError, UnavailableError
-from smelt.serve.queue import ModelQueue
+from smelt.serve.queue import Job, ModelQueue, Timing
 from smelt.serve.shared_memory import REGION, Regions
 from smelt.serve.tensors import from_bytes, from_json, to_json
 from smelt.version import __version__
@@ -113,37 +114,86 @@ class Service:
     ) -> Outcome:
         """Run a model. `started`: when the request came, on `perf_counter`. The client's leaving cancels the call."""
         found = await self.catalogue.demand(name, version)
-        if found.queue is None:
-            raise RequestError(f"{name} is a language model", remedy="POST /v1/chat/completions, or /v1/completions")
-        stats = found.stats
-        begun = time.perf_counter()
+        call = ModelCall(found, started, request)
         try:
-            check_inputs(found, inputs)
-            timeout, priority = _timeout(parameters, found.config.timeout), _priority(parameters)
-            if isinstance(found.queue, ModelQueue) and found.queue.is_inline(inputs):
-                outputs, timing = found.queue.infer_now(inputs, timeout)
-            else:
-                work = found.queue.infer(inputs, timeout, priority)
-                outputs, timing = await (work if request is None else request.while_connected(work))
-        except BusyError:
+            work = call.prepare(inputs).infer(inputs, *_options(found, parameters))
+            outputs, timing = await (work if request is None else request.while_connected(work))
+        except BaseException as error:
+            call.fail(error)
+            raise
+        return call.succeed(outputs, timing)
+
+    def start(
+        self,
+        found: Version,
+        inputs: Mapping[str, Array],
+        parameters: Mapping[str, Any],
+        started: float,
+        request: Request,
+    ) -> Outcome | ModelCall:
+        """The same for a model that is loaded, without a task. A short call has ended when this returns."""
+        call = ModelCall(found, started, request)
+        try:
+            queue = call.prepare(inputs)
+            assert isinstance(queue, ModelQueue)
+            timeout, priority = _options(found, parameters)
+            if queue.is_inline(inputs):
+                return call.succeed(*queue.infer_now(inputs, timeout))
+            call.job = queue.submit(inputs, timeout, priority)
+        except BaseException as error:
+            call.fail(error)
+            raise
+        return call
+
+
+class ModelCall:
+    """A call that runs, and the statistics that it will change."""
+
+    __slots__ = ("begun", "job", "request", "started", "version")
+
+    def __init__(self, version: Version, started: float, request: Request | None) -> None:
+        self.version, self.started, self.request = version, started, request
+        self.begun = time.perf_counter()
+        self.job: Job | None = None  # in the model's queue
+
+    def prepare(self, inputs: Mapping[str, Array]) -> ModelQueue | PipelineQueue:
+        """The model's queue, if it can take the inputs."""
+        version = self.version
+        if version.queue is None:
+            raise RequestError(
+                f"{version.name} is a language model", remedy="POST /v1/chat/completions, or /v1/completions"
+            )
+        check_inputs(version, inputs)
+        return version.queue
+
+    def fail(self, error: BaseException) -> None:
+        stats = self.version.stats
+        if isinstance(error, BusyError):
             stats.refused += 1
-            raise
-        except BaseException:
+        else:
             stats.failure += 1
-            stats.failure_ns += round((time.perf_counter() - started) * 1e9)
-            raise
-        now = time.perf_counter()
+            stats.failure_s += time.perf_counter() - self.started
+
+    def succeed(self, outputs: dict[str, Array], timing: Timing) -> Outcome:
+        stats, now = self.version.stats, time.perf_counter()
+        if self.request is not None:
+            self.request.timing, self.request.finished = timing, now
+        spent = now - self.started
         stats.success += 1
-        if request is not None:
-            request.timing, request.finished = timing, now
         stats.rows += timing.rows
         stats.last = time.time()
-        stats.input_ns += round((begun - started) * 1e9)
-        stats.queue_ns += round(timing.waited * 1e9)
-        stats.infer_ns += round(timing.computed * 1e9)
-        stats.success_ns += round((now - started) * 1e9)
-        stats.latency.add(now - started)
-        return Outcome(found, outputs)
+        stats.input_s += self.begun - self.started
+        stats.queue_s += timing.waited
+        stats.infer_s += timing.computed
+        stats.success_s += spent
+        stats.latency.add(spent)
+        return Outcome(self.version, outputs)
+
+
+def _options(version: Version, parameters: Mapping[str, Any]) -> tuple[float | None, int]:
+    """Timeout and priority of a call."""
+    default = version.config.timeout
+    return (_timeout(parameters, default), _priority(parameters)) if parameters else (default, 0)
 
 
 def _timeout(parameters: Mapping[str, Any], default: float | None) -> float | None:
@@ -184,6 +234,7 @@ class Rest:
             routes.add("GET", prefix, self.model)
             routes.add("GET", f"{prefix}/ready", self.model_ready)
             routes.add("POST", f"{prefix}/infer", self.infer)
+            routes.add_direct(self.infer, DirectInfer(self.service))
             routes.add("GET", f"{prefix}/stats", self.stats)
             routes.add("GET", f"{prefix}/config", self.model_config)
         routes.add("GET", "/v2/models/stats", self.stats)
@@ -277,15 +328,57 @@ class Rest:
         started = time.perf_counter()
         name, *version = request.parts
         body = await request.body(self.config.max_body, self.config.body_timeout)
-        length = request.headers.get(HEADER_LENGTH)
-        asked, inputs = parse(body, length, self.config.max_elements, self.service.regions)
+        asked, inputs = parse(body, request.headers.get(HEADER_LENGTH), self.config.max_elements, self.service.regions)
         outcome = await self.service.infer(
             name, version[0] if version else "", inputs, asked.parameters, started, request
         )
-        before = time.perf_counter()
-        response = answer(asked, outcome, self.service.regions)
-        outcome.version.stats.output_ns += round((time.perf_counter() - before) * 1e9)
-        return response
+        return answer(asked, outcome, self.service.regions)
+
+
+class DirectInfer:
+    """`infer` for requests that arrive whole: without a task, and short calls without leaving the parser's callback."""
+
+    def __init__(self, service: Service) -> None:
+        self.service, self.config = service, service.config
+
+    def accepts(self, parts: tuple[str, ...]) -> Version | None:
+        """The model, if it can be called now and is no pipeline."""
+        return self.service.catalogue.find_ready(*parts)
+
+    def start(self, request: WholeRequest, accepted: Version) -> Response | PendingInfer:
+        started = time.perf_counter()
+        body = request.decode_body(request.data, self.config.max_body)
+        asked, inputs = parse(body, request.headers.get(HEADER_LENGTH), self.config.max_elements, self.service.regions)
+        call = self.service.start(accepted, inputs, asked.parameters, started, request)
+        if isinstance(call, ModelCall):
+            return PendingInfer(call, asked, self.service.regions)
+        return answer(asked, call, self.service.regions)
+
+
+class PendingInfer:
+    """A request that waits for its model's queue."""
+
+    __slots__ = ("_asked", "_call", "_job", "_regions", "future")
+
+    def __init__(self, call: ModelCall, asked: InferRequest, regions: Regions | None) -> None:
+        assert call.job is not None
+        self._call, self._asked, self._regions = call, asked, regions
+        self._job = call.job
+        self.future = self._job.future
+
+    def answer(self) -> Response:
+        try:
+            outputs = self.future.result()
+        except BaseException as error:
+            self._call.fail(error)
+            raise
+        return answer(self._asked, self._call.succeed(outputs, self._job.timing), self._regions)
+
+    def cancel(self) -> None:
+        queue = self._call.version.queue
+        if isinstance(queue, ModelQueue):
+            queue.cancel(self._job)
+        self.future.cancel()
 
 
 def _proto_type(name: str) -> str:
@@ -344,6 +437,7 @@ def parse(
 
 def answer(asked: InferRequest, outcome: Outcome, regions: Regions | None = None) -> Response:
     """The outputs that were asked for, each as JSON or binary as the request says."""
+    before = time.perf_counter()
     wanted = _wanted(asked.outputs, outcome)
     binary_default = asked.parameters.get("binary_data_output") is True
     described: list[dict[str, Any]] = []
@@ -364,6 +458,7 @@ def answer(asked: InferRequest, outcome: Outcome, regions: Regions | None = None
     if asked.id:
         head["id"] = asked.id
     text = _encode(head)
+    version.stats.output_s += time.perf_counter() - before
     if not raw:
         return Response(text, kind=JSON_TYPE)
     length = [(HEADER_LENGTH, str(len(text)).encode())]

@@ -1,29 +1,43 @@
-"""uvicorn's HTTP protocol with limits on a request's head: how long it may take to arrive, and how large it may be.
+"""uvicorn's HTTP protocol with limits on a request's head, and with answers that need no task.
 
-Without them a client that sends a byte now and then keeps a connection for ever. The application finds its connection
-in the scope: it writes a whole answer at once, and is told when the client leaves, without another task.
+Without limits a client that sends a byte now and then keeps a connection for ever. A request that arrives whole, for a
+path with a direct handler, is answered in the callback that parsed it, or when the model's result is there; all others
+take the ASGI way. The application finds its connection in the scope: it writes a whole answer at once, and is told when
+the client leaves, without another task.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from smelt.serve.http import CONNECTION
+from smelt.serve.http import CONNECTION, DirectHandler, Routes, WholeRequest
 
 MAX_HEAD = 64 << 10  # bytes
 
 
+class DirectApp(Protocol):
+    """What the protocol needs of the application beside ASGI."""
+
+    routes: Routes
+
+    def answer_directly(self, request: WholeRequest, handler: DirectHandler, accepted: Any, reply: Reply) -> None: ...
+
+
 class LimitedProtocol(HttpToolsProtocol):
-    """`limited` makes a subclass with the seconds of a configuration."""
+    """`limited` makes a subclass with the seconds of a configuration and its application."""
 
     seconds = 30.0
+    direct: DirectApp | None = None
+    _defaults: tuple[Any, bytes] = (None, b"")  # uvicorn's headers, and how they are written
     _timer: asyncio.TimerHandle | None = None
     _received = 0
     _in_head = False
+    _body: list[bytes] | None = None  # of a request that may be answered directly
+    _idle_since: float | None = None  # on the loop's clock; None: a request is being read or answered
     on_lost: Callable[[], object] | None = None  # of the request that runs; pipelined ones wait
 
     def connection_made(self, transport: Any) -> None:
@@ -35,6 +49,8 @@ class LimitedProtocol(HttpToolsProtocol):
         if cycle is None or cycle.response_complete:
             self._in_head = True
         super().data_received(data)
+        if self._body is not None:
+            self._begin_held(complete=False)
         if self._in_head:
             self._received += len(data)
             if self._received > MAX_HEAD:
@@ -42,15 +58,121 @@ class LimitedProtocol(HttpToolsProtocol):
             elif self._timer is None:
                 self._arm()
 
+    # ---- the parser's callbacks ----
+
+    def on_message_begin(self) -> None:
+        self.url = b""
+        self.headers = []
+        self._in_head = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
+
     def on_headers_complete(self) -> None:
         self._in_head, self._received = False, 0
         self._disarm()
+        if self._may_be_direct():
+            self._body = []
+        else:
+            self._begin()
+
+    def _may_be_direct(self) -> bool:
+        cycle: Any = self.cycle
+        return (
+            self.direct is not None
+            and (cycle is None or cycle.response_complete)
+            and self.parser.get_method() == b"POST"
+            and not self.parser.should_upgrade()
+            and not self.flow.write_paused  # a client that does not read its answers waits
+            and (self.limit_concurrency is None or len(self.connections) < self.limit_concurrency)
+            and self.direct.routes.find_direct(self.url) is not None
+        )
+
+    def _begin(self) -> None:
+        """Start the application's task for a request whose head is complete."""
+        url, headers = self.url, self.headers
+        super().on_message_begin()
+        self.url = url
+        self.headers += headers  # the list that the scope has
+        self.expect_100_continue = any(
+            name == b"expect" and value.lower() == b"100-continue" for name, value in headers
+        )
         super().on_headers_complete()
         cycle: Any = self.cycle
         self.scope[CONNECTION] = Connection(self, cycle)  # type: ignore[literal-required]
 
+    def on_body(self, body: bytes) -> None:
+        if self._body is not None:
+            self._body.append(body)
+        else:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self._body is None:
+            super().on_message_complete()
+        elif not self._answer_directly():
+            self._begin_held(complete=True)
+
+    def _begin_held(self, complete: bool) -> None:
+        """The ASGI way for a request that was held back, with what came of its body."""
+        parts, self._body = self._body or [], None
+        self._begin()
+        for part in parts:
+            super().on_body(part)
+        if complete:
+            super().on_message_complete()
+
+    def _answer_directly(self) -> bool:
+        direct = self.direct
+        found = None if direct is None else direct.routes.find_direct(self.url)
+        if direct is None or found is None:
+            return False
+        handler, path, parts = found
+        headers = dict(self.headers)
+        accepted = handler.accepts(parts) if b"expect" not in headers else None
+        if accepted is None:
+            return False
+        body = b"".join(self._body or ())
+        self._body = None
+        keep_alive = self.parser.should_keep_alive() and self.parser.get_http_version() != "1.0"
+        self.cycle = reply = Reply(self, keep_alive)  # type: ignore[assignment]
+        direct.answer_directly(WholeRequest(path, parts, headers, self.client, body), handler, accepted, reply)
+        return True
+
+    # ---- the end of a request, of a connection, of patience ----
+
+    def on_response_complete(self) -> None:
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+            return
+        self._idle_since = self.loop.time()
+        if self.timeout_keep_alive_task is None:  # one timer for many requests
+            self._await_next(self.timeout_keep_alive)
+
+    def _unset_keepalive_if_required(self) -> None:
+        self._idle_since = None
+
+    def _await_next(self, seconds: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
+
+    def timeout_keep_alive_handler(self) -> None:
+        self.timeout_keep_alive_task = None
+        if self._idle_since is None:
+            return
+        left = self._idle_since + self.timeout_keep_alive - self.loop.time()
+        if left > 0.001:
+            self._await_next(left)
+        else:
+            super().timeout_keep_alive_handler()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
         super().connection_lost(exc)
         if self.on_lost is not None:
             self.on_lost()
@@ -69,6 +191,52 @@ class LimitedProtocol(HttpToolsProtocol):
             if self._received:
                 self.send_400_response(reason)
             self.transport.close()
+
+    def write_answer(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes, keep_alive: bool) -> None:
+        """Write a whole answer. The headers are ours."""
+        lines = [b"%b: %b\r\n" % pair for pair in headers]
+        if not keep_alive and b"connection: close\r\n" not in lines:
+            lines.append(b"connection: close\r\n")
+        self.transport.write(b"".join((STATUS_LINE[status], self._default_lines(), *lines, b"\r\n", body)))
+
+    def _default_lines(self) -> bytes:
+        """uvicorn's own headers. It makes a new list of them every second, for the date."""
+        given, (known, lines) = self.server_state.default_headers, self._defaults
+        if known is not given:
+            lines = b"".join(b"%b: %b\r\n" % pair for pair in given)
+            type(self)._defaults = given, lines
+        return lines
+
+
+class Reply:
+    """The place of uvicorn's cycle for a request that is answered directly."""
+
+    __slots__ = ("_protocol", "disconnected", "keep_alive", "message_event", "response_complete")
+
+    def __init__(self, protocol: LimitedProtocol, keep_alive: bool) -> None:
+        self._protocol, self.keep_alive = protocol, keep_alive
+        self.response_complete = self.disconnected = False
+        self.message_event = self  # nobody waits for messages of this request
+
+    def set(self) -> None:
+        pass
+
+    def on_lost(self, told: Callable[[], object] | None) -> None:
+        """Have this called when the client leaves."""
+        self._protocol.on_lost = told
+
+    def write(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
+        protocol = self._protocol
+        protocol.on_lost = None
+        self.response_complete = True
+        if protocol.transport.is_closing():
+            return
+        if (b"connection", b"close") in headers:
+            self.keep_alive = False
+        protocol.write_answer(status, headers, body, self.keep_alive)
+        if not self.keep_alive:
+            protocol.transport.close()
+        protocol.on_response_complete()
 
 
 class Connection:
@@ -96,24 +264,18 @@ class Connection:
     def is_lost(self) -> bool:
         return bool(self._cycle.disconnected)
 
-    def write(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bool:
+    def write(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> bool:
         """Send a whole answer in one piece; False where the client reads too slowly for that. The headers are ours."""
         cycle = self._cycle
         if cycle.flow.write_paused or cycle.response_started or cycle.scope["method"] == "HEAD":
             return False
         if cycle.disconnected:
             return True
-        content, closing = [STATUS_LINE[status]], True
-        for name, value in (*cycle.default_headers, *headers):
-            content += (name, b": ", value, b"\r\n")
-            if name == b"connection":  # close, in full
-                cycle.keep_alive = closing = False
-        if not cycle.keep_alive and closing:
-            content.append(b"connection: close\r\n")
-        content += (b"\r\n", body)
+        if (b"connection", b"close") in headers:
+            cycle.keep_alive = False
         cycle.response_started = cycle.response_complete = True
         cycle.waiting_for_100_continue = False
-        cycle.transport.write(b"".join(content))
+        self._protocol.write_answer(status, headers, body, cycle.keep_alive)
         cycle.message_event.set()
         if not cycle.keep_alive:
             cycle.transport.close()
@@ -121,5 +283,5 @@ class Connection:
         return True
 
 
-def limited(seconds: float) -> type[LimitedProtocol]:
-    return type("LimitedProtocol", (LimitedProtocol,), {"seconds": seconds})
+def limited(seconds: float, direct: DirectApp | None = None) -> type[LimitedProtocol]:
+    return type("LimitedProtocol", (LimitedProtocol,), {"seconds": seconds, "direct": direct})

@@ -114,6 +114,18 @@ class ModelQueue:
         """The outputs for these inputs. Cancelling the task cancels the call."""
         if self.is_inline(inputs):
             return self.infer_now(inputs, timeout)
+        return await self.wait(self.submit(inputs, timeout, priority))
+
+    async def wait(self, job: Job) -> tuple[dict[str, Array], Timing]:
+        """The outputs of a request that was put into the queue. Cancelling the task cancels it."""
+        try:
+            return await job.future, job.timing
+        except asyncio.CancelledError:
+            self.cancel(job)
+            raise
+
+    def submit(self, inputs: Inputs, timeout: float | None, priority: int = 0) -> Job:
+        """Put a request into the queue; the outputs come into its future."""
         self._check_open()
         if len(self._jobs) >= self.limits.max_queue:
             wait = min(60.0, len(self._jobs) * min(self.seconds(inputs), 1.0))
@@ -125,13 +137,10 @@ class ModelQueue:
         deadline = None if timeout is None else time.perf_counter() + timeout
         job = Job(inputs, deadline, loop.create_future(), rows, self._kind(inputs), priority)
         self._put(job)
-        try:
-            return await job.future, job.timing
-        except asyncio.CancelledError:
-            self._cancel(job)
-            raise
+        return job
 
-    def _cancel(self, job: Job) -> None:
+    def cancel(self, job: Job) -> None:
+        """End a request whose outputs are not wanted any more."""
         job.cancel.cancel()
 
     def _check_open(self) -> None:

@@ -97,7 +97,7 @@ async def _serve(app: App, listener: socket.socket, quiet: bool, link: socket.so
     server = _Server(
         uvicorn.Config(
             app,
-            http=limited(config.body_timeout),
+            http=limited(config.body_timeout, app),
             ws="wsproto",
             ws_max_size=config.max_body,
             lifespan="on",

@@ -161,8 +161,8 @@ def describe(version: Version) -> dict[str, Any]:
         "requests": {"success": stats.success, "failure": stats.failure, "refused": stats.refused},
         "rows": stats.rows,
         "calls": stats.calls,
-        "queue_seconds": stats.queue_ns / 1e9,
-        "compute_seconds": stats.infer_ns / 1e9,
+        "queue_seconds": stats.queue_s,
+        "compute_seconds": stats.infer_s,
         "latency": {"bounds": list(stats.latency.bounds), "counts": stats.latency.counts},
         "tokens": {"prompt": stats.prompt_tokens, "generated": stats.generated_tokens},
     }

@@ -41,7 +41,7 @@ class Histogram:
 
 @dataclass(slots=True)
 class ModelStats:
-    """Counters of one version of a model. Times are nanoseconds, as the protocol has them."""
+    """Counters of one version of a model. Times are in seconds."""
 
     success: int = 0
     failure: int = 0
@@ -49,12 +49,12 @@ class ModelStats:
     rows: int = 0
     calls: int = 0
     last: float = 0.0
-    success_ns: int = 0
-    failure_ns: int = 0
-    queue_ns: int = 0
-    input_ns: int = 0
-    infer_ns: int = 0
-    output_ns: int = 0
+    success_s: float = 0.0
+    failure_s: float = 0.0
+    queue_s: float = 0.0
+    input_s: float = 0.0
+    infer_s: float = 0.0
+    output_s: float = 0.0
     latency: Histogram = field(default_factory=lambda: Histogram(SECONDS))
     batches: Histogram = field(default_factory=lambda: Histogram(ROWS))
     prompt_tokens: int = 0
@@ -69,20 +69,20 @@ class ModelStats:
     def record(self) -> dict[str, Any]:
         """`inference_stats` and related fields."""
 
-        def entry(count: int, ns: int) -> dict[str, int]:
-            return {"count": count, "ns": ns}
+        def entry(count: int, seconds: float) -> dict[str, int]:
+            return {"count": count, "ns": round(seconds * 1e9)}
 
         return {
             "last_inference": round(self.last * 1000),
             "inference_count": self.rows,
             "execution_count": self.calls,
             "inference_stats": {
-                "success": entry(self.success, self.success_ns),
-                "fail": entry(self.failure, self.failure_ns),
-                "queue": entry(self.success, self.queue_ns),
-                "compute_input": entry(self.success, self.input_ns),
-                "compute_infer": entry(self.success, self.infer_ns),
-                "compute_output": entry(self.success, self.output_ns),
+                "success": entry(self.success, self.success_s),
+                "fail": entry(self.failure, self.failure_s),
+                "queue": entry(self.success, self.queue_s),
+                "compute_input": entry(self.success, self.input_s),
+                "compute_infer": entry(self.success, self.infer_s),
+                "compute_output": entry(self.success, self.output_s),
             },
             "batch_stats": [],
         }
@@ -94,11 +94,11 @@ _COUNTERS: dict[str, tuple[str, Callable[[ModelStats], int]]] = {
     "smelt_request_refused": ("requests that were refused for lack of room", lambda s: s.refused),
     "nv_inference_count": ("rows", lambda s: s.rows),
     "nv_inference_exec_count": ("calls of the model", lambda s: s.calls),
-    "nv_inference_request_duration_us": ("request time", lambda s: (s.success_ns + s.failure_ns) // 1000),
-    "nv_inference_queue_duration_us": ("time in the queue", lambda s: s.queue_ns // 1000),
-    "nv_inference_compute_input_duration_us": ("time for inputs", lambda s: s.input_ns // 1000),
-    "nv_inference_compute_infer_duration_us": ("time in calls", lambda s: s.infer_ns // 1000),
-    "nv_inference_compute_output_duration_us": ("time for outputs", lambda s: s.output_ns // 1000),
+    "nv_inference_request_duration_us": ("request time", lambda s: int((s.success_s + s.failure_s) * 1e6)),
+    "nv_inference_queue_duration_us": ("time in the queue", lambda s: int(s.queue_s * 1e6)),
+    "nv_inference_compute_input_duration_us": ("time for inputs", lambda s: int(s.input_s * 1e6)),
+    "nv_inference_compute_infer_duration_us": ("time in calls", lambda s: int(s.infer_s * 1e6)),
+    "nv_inference_compute_output_duration_us": ("time for outputs", lambda s: int(s.output_s * 1e6)),
 }
 _TOKENS: dict[str, tuple[str, Callable[[ModelStats], int]]] = {
     "vllm:prompt_tokens_total": ("prompt tokens", lambda s: s.prompt_tokens),

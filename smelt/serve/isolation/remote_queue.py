@@ -64,12 +64,12 @@ class RemoteQueue(ModelQueue):
     def is_inline(self, inputs: Inputs) -> bool:
         return False
 
-    async def infer(self, inputs: Inputs, timeout: float | None, priority: int = 0) -> Any:
+    def submit(self, inputs: Inputs, timeout: float | None, priority: int = 0) -> Job:
         if self._loop is None:
             self._attach(asyncio.get_running_loop())
         if self._restarting is not None and self._failures >= PATIENT:
             raise UnavailableError(f"{self.name}: its worker process keeps ending", retry_after=MOST_PAUSE)
-        return await super().infer(inputs, timeout, priority)
+        return super().submit(inputs, timeout, priority)
 
     def _attach(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -131,8 +131,8 @@ class RemoteQueue(ModelQueue):
             if self._watching is None and slot.overdue is not None and self._loop is not None:
                 self._watching = self._loop.call_later(GRACE, self._watch)
 
-    def _cancel(self, job: Job) -> None:
-        super()._cancel(job)
+    def cancel(self, job: Job) -> None:
+        super().cancel(job)
         for slot in self._slots:
             if slot.jobs == [job]:
                 self.model.cancel(slot.number)
