@@ -138,23 +138,42 @@ class App:
         started = time.perf_counter()
         identity = self._identify(request)
 
-        def answer(make: Callable[[], Response | Pending]) -> None:
-            error: SmeltError | None = None
-            try:
-                response = make()
-            except Exception as failed:
-                error, response = self._fail(request, identity, failed)
-            except asyncio.CancelledError:
-                error, response = self._fail(request, identity, ClientGoneError(LEFT))
-            if isinstance(response, Response):
-                headers, body = finish_response(response, request, self._extra(response, identity))
-                reply.write(response.status, headers, body)
-                self._note_end(request, response, identity, started, error)
-            else:
-                reply.on_lost(response.cancel)
-                response.future.add_done_callback(lambda done: answer(response.answer))
+        error: SmeltError | None = None
+        try:
+            response = self._start(request, handler, accepted)
+        except Exception as failed:
+            error, response = self._fail(request, identity, failed)
+        if isinstance(response, Response):
+            self._reply(request, response, identity, started, error, reply)
+            return
+        pending = response
+        reply.on_lost(pending.cancel)
+        pending.future.add_done_callback(lambda _: self._reply_later(request, pending, identity, started, reply))
 
-        answer(lambda: self._start(request, handler, accepted))
+    def _reply_later(
+        self, request: WholeRequest, pending: Pending, identity: bytes, started: float, reply: Reply
+    ) -> None:
+        error: SmeltError | None = None
+        try:
+            response = pending.answer()
+        except asyncio.CancelledError:
+            error, response = self._fail(request, identity, ClientGoneError(LEFT))
+        except Exception as failed:
+            error, response = self._fail(request, identity, failed)
+        self._reply(request, response, identity, started, error, reply)
+
+    def _reply(
+        self,
+        request: WholeRequest,
+        response: Response,
+        identity: bytes,
+        started: float,
+        error: SmeltError | None,
+        reply: Reply,
+    ) -> None:
+        headers, body = finish_response(response, request, self._extra(response, identity))
+        reply.write(response.status, headers, body)
+        self._note_end(request, response, identity, started, error)
 
     def _start(self, request: WholeRequest, handler: DirectHandler, accepted: Any) -> Response | Pending:
         try:

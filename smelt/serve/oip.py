@@ -114,7 +114,7 @@ class Service:
     ) -> Outcome:
         """Run a model. `started`: when the request came, on `perf_counter`. The client's leaving cancels the call."""
         found = await self.catalogue.demand(name, version)
-        call = ModelCall(found, started, request)
+        call = InferCall(found, started, request)
         try:
             work = call.prepare(inputs).infer(inputs, *_options(found, parameters))
             outputs, timing = await (work if request is None else request.while_connected(work))
@@ -130,9 +130,9 @@ class Service:
         parameters: Mapping[str, Any],
         started: float,
         request: Request,
-    ) -> Outcome | ModelCall:
+    ) -> Outcome | InferCall:
         """The same for a model that is loaded, without a task. A short call has ended when this returns."""
-        call = ModelCall(found, started, request)
+        call = InferCall(found, started, request)
         try:
             queue = call.prepare(inputs)
             assert isinstance(queue, ModelQueue)
@@ -146,7 +146,7 @@ class Service:
         return call
 
 
-class ModelCall:
+class InferCall:
     """A call that runs, and the statistics that it will change."""
 
     __slots__ = ("begun", "job", "request", "started", "version")
@@ -350,7 +350,7 @@ class DirectInfer:
         body = request.decode_body(request.data, self.config.max_body)
         asked, inputs = parse(body, request.headers.get(HEADER_LENGTH), self.config.max_elements, self.service.regions)
         call = self.service.start(accepted, inputs, asked.parameters, started, request)
-        if isinstance(call, ModelCall):
+        if isinstance(call, InferCall):
             return PendingInfer(call, asked, self.service.regions)
         return answer(asked, call, self.service.regions)
 
@@ -360,7 +360,7 @@ class PendingInfer:
 
     __slots__ = ("_asked", "_call", "_job", "_regions", "future")
 
-    def __init__(self, call: ModelCall, asked: InferRequest, regions: Regions | None) -> None:
+    def __init__(self, call: InferCall, asked: InferRequest, regions: Regions | None) -> None:
         assert call.job is not None
         self._call, self._asked, self._regions = call, asked, regions
         self._job = call.job
@@ -424,10 +424,10 @@ def parse(
             inputs[tensor.name] = from_bytes(tensor.name, tensor.datatype, tensor.shape, raw[:size], most)
             raw = raw[size:]
         elif regions is not None and REGION in tensor.parameters:
-            data = regions.read(tensor.name, tensor.parameters)
-            inputs[tensor.name] = from_bytes(tensor.name, tensor.datatype, tensor.shape, data, most)
-        elif bytes(tensor.data):
-            inputs[tensor.name] = from_json(tensor.name, tensor.datatype, tensor.shape, bytes(tensor.data), most)
+            shared = regions.read(tensor.name, tensor.parameters)
+            inputs[tensor.name] = from_bytes(tensor.name, tensor.datatype, tensor.shape, shared, most)
+        elif data := bytes(tensor.data):
+            inputs[tensor.name] = from_json(tensor.name, tensor.datatype, tensor.shape, data, most)
         else:
             raise RequestError(f"{tensor.name}: there is no data", expected="data, or binary_data_size")
     if len(raw):

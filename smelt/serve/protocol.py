@@ -208,18 +208,21 @@ class LimitedProtocol(HttpToolsProtocol):
         return lines
 
 
+class NoEvent:
+    """No task waits for messages of a request that is answered directly."""
+
+    def set(self) -> None: ...
+
+
 class Reply:
     """The place of uvicorn's cycle for a request that is answered directly."""
 
-    __slots__ = ("_protocol", "disconnected", "keep_alive", "message_event", "response_complete")
+    __slots__ = ("_protocol", "disconnected", "keep_alive", "response_complete")
+    message_event = NoEvent()
 
     def __init__(self, protocol: LimitedProtocol, keep_alive: bool) -> None:
         self._protocol, self.keep_alive = protocol, keep_alive
         self.response_complete = self.disconnected = False
-        self.message_event = self  # nobody waits for messages of this request
-
-    def set(self) -> None:
-        pass
 
     def on_lost(self, told: Callable[[], object] | None) -> None:
         """Have this called when the client leaves."""

@@ -295,7 +295,7 @@ class ModelQueue:
 
 
 def _magnitude(inputs: Inputs) -> int:
-    return sum(array.nbytes for array in inputs.values()).bit_length()
+    return sum([array.nbytes for array in inputs.values()]).bit_length()
 
 
 def _finish(job: Job, outcome: dict[str, Array] | Exception) -> None:

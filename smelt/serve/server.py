@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -14,6 +15,7 @@ from typing import Any
 import msgspec
 import uvicorn
 
+from smelt.device import numbers
 from smelt.errors import DeviceError
 from smelt.serve import fronts
 from smelt.serve import grpc as grpc_front
@@ -147,7 +149,10 @@ async def _serve(app: App, listener: socket.socket, quiet: bool, link: socket.so
 
 
 async def _load(catalogue: Catalogue, url: str, quiet: bool) -> None:
+    await asyncio.to_thread(numbers.prepare)
     await catalogue.load_all()
+    gc.collect()
+    gc.freeze()  # what is there now stays: later collections, which stop every request, do not look at it
     ready = [version for version in catalogue.every() if version.state == READY]
     for version in ready:
         batches = "" if version.language or version.batching else f", batches of up to {version.config.max_batch}"

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from smelt.client.wire import BYTES, NUMPY, split_strings
+from smelt.device.numbers import read_numbers
 from smelt.dtype import Array, DType, ElementType
 from smelt.errors import ParseError
 from smelt.serve.http import read_json
@@ -26,6 +27,7 @@ _OF_ELEMENT = {
     **{f"f{bits}": f"FP{bits}" for bits in (16, 32, 64)},
     "bf16": "BF16",
 }
+IN_PYTHON = ("BOOL", "UINT64", "FP64")  # what the reader in C does not have
 _FLOATS = msgspec.json.Decoder(list[float])
 _INTEGERS = msgspec.json.Decoder(list[int])
 _ANYTHING: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
@@ -77,14 +79,18 @@ def from_json(name: str, kind: str, shape: Sequence[int], data: bytes | memoryvi
             raise RequestError(f"{name}: not only strings", expected="BYTES as JSON strings")
         made = np.array(flat, object) if flat else np.empty(0, object)
     else:
-        made = _numbers(name, kind, _numpy(name, kind), data)
+        made = _numbers(name, kind, _numpy(name, kind), bytes(data), count)
     if made.size != count:
         raise RequestError(f"{name}: the data does not fit its shape", expected=f"{count} elements", got=f"{made.size}")
     return made.reshape(shape)
 
 
-def _numbers(name: str, kind: str, numpy: np.dtype[Any], data: bytes | memoryview) -> Array:
-    """Flat lists go the quick way."""
+def _numbers(name: str, kind: str, numpy: np.dtype[Any], data: bytes, count: int) -> Array:
+    """Elements of a JSON list: in C where that is possible, else through Python's numbers."""
+    if kind not in IN_PYTHON:
+        read = read_numbers(data, count, numpy.kind in "iu")
+        if read is not None:
+            return _narrow(name, kind, read, numpy)
     wide = np.dtype(np.float64) if numpy.kind in "fV" else np.dtype(object if kind == "UINT64" else np.int64)
     try:
         if numpy.kind in "fV":
@@ -103,17 +109,27 @@ def _numbers(name: str, kind: str, numpy: np.dtype[Any], data: bytes | memoryvie
             raise RequestError(f"{name}: the data is not {kind}", got=_first_wrong(flat, fits)) from None
     if numpy.kind in "fV":
         doubles = np.frombuffer(struct.pack(f"{len(flat)}d", *flat), np.float64)  # in a third of np.array's time
-        if numpy == wide:
-            return doubles
-        try:
-            with np.errstate(over="raise"):
-                return doubles.astype(np.float32).astype(numpy, copy=False)
-        except FloatingPointError:
-            raise RequestError(f"{name}: a number is out of the range of {kind}") from None
+        return doubles if numpy == wide else _narrow(name, kind, doubles, numpy)
     low, high = np.iinfo(numpy).min, np.iinfo(numpy).max
     if flat and not low <= min(flat) <= max(flat) <= high:
         raise RequestError(f"{name}: a number is out of the range of {kind}", expected=f"{low} to {high}")
     return np.array(flat, numpy)
+
+
+def _narrow(name: str, kind: str, array: Array, numpy: np.dtype[Any]) -> Array:
+    """Numbers as an element type; an error where one is out of its range."""
+    if array.dtype == numpy:
+        return array
+    if numpy.kind in "iu":
+        low, high = np.iinfo(numpy).min, np.iinfo(numpy).max
+        if array.min() < low or array.max() > high:
+            raise RequestError(f"{name}: a number is out of the range of {kind}", expected=f"{low} to {high}")
+        return array.astype(numpy)
+    try:
+        with np.errstate(over="raise"):
+            return array.astype(np.float32, copy=False).astype(numpy, copy=False)
+    except FloatingPointError:
+        raise RequestError(f"{name}: a number is out of the range of {kind}") from None
 
 
 def _first_wrong(flat: list[Any], fits: type | tuple[type, ...]) -> str:

@@ -7,6 +7,7 @@ server, and its workers end with it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -74,7 +75,8 @@ def _reap(control: socket.socket) -> None:
             return
         if not pid:
             return
-        control.send(encode(Ended(pid, os.waitstatus_to_exitcode(status))))
+        with contextlib.suppress(OSError):  # the server is gone: the next read of the socket ends this process
+            control.send(encode(Ended(pid, os.waitstatus_to_exitcode(status))))
 
 
 def _fork(control: socket.socket, own: list[int]) -> bool:

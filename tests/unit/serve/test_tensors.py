@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import random
 import struct
 from typing import Any
 
@@ -11,10 +13,20 @@ import numpy as np
 import pytest
 
 from smelt.client.wire import BYTES, NUMPY, datatype_of, to_bytes
+from smelt.device import numbers
 from smelt.serve.problems import RequestError, TooLargeError
 from smelt.serve.tensors import from_bytes, from_json, to_json
 
 MOST = 1 << 20
+
+
+@pytest.fixture(autouse=True, params=["in C", "in Python"])
+def _reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything holds with the reader in C and without it."""
+    if request.param == "in C":
+        numbers.prepare()
+    else:
+        monkeypatch.setattr(numbers, "_read", [])
 
 
 @pytest.mark.parametrize("kind", NUMPY)
@@ -31,11 +43,11 @@ def test_numbers_survive_the_way_there_and_back(kind: str) -> None:
 
 
 def test_extremes() -> None:
-    for kind, numbers in {
+    for kind, given in {
         "UINT64": [0, 2**64 - 1], "INT64": [-(2**63), 2**63 - 1], "INT8": [-128, 127], "FP32": [1e-45, 3.4e38],
     }.items():  # fmt: skip
-        found = from_json("x", kind, [2], json.dumps(numbers).encode(), MOST)
-        np.testing.assert_array_equal(found, np.array(numbers, NUMPY[kind]))
+        found = from_json("x", kind, [2], json.dumps(given).encode(), MOST)
+        np.testing.assert_array_equal(found, np.array(given, NUMPY[kind]))
     half = from_json("x", "BF16", [1], b"[1.00390625]", MOST)
     assert half[0] == ml_dtypes.bfloat16(1.0)
 
@@ -92,3 +104,86 @@ def test_wrong_bytes() -> None:
         assert "x" in str(raised.value)
     with pytest.raises(TooLargeError, match="too many elements"):
         from_bytes("x", "UINT8", [1 << 40, 1 << 40], memoryview(b""), MOST)
+
+
+def _random_number(draw: random.Random) -> str:
+    """The text of a number: of all magnitudes and lengths, and midpoints of neighbouring floats."""
+    single = np.frombuffer(draw.randbytes(4), np.float32)[0]
+    single = single if np.isfinite(single) else np.float32(1.5)
+    match draw.randrange(7):
+        case 0:
+            return repr(draw.uniform(-1, 1))
+        case 1:
+            return repr(float(single))
+        case 2:
+            return repr(math.ldexp(draw.random() - 0.5, draw.randrange(-200, 200)))
+        case 3:
+            return str(draw.randrange(-(10 ** draw.randrange(1, 22)), 10 ** draw.randrange(1, 22)))
+        case 4:
+            return f"{draw.uniform(-1e5, 1e5):.{draw.randrange(1, 25)}f}"
+        case 5:
+            return f"{draw.uniform(-10, 10):.{draw.randrange(18)}e}"
+    upper = np.nextafter(single, np.float32(np.inf))
+    middle = (float(single) + float(upper)) / 2
+    return repr(middle if math.isfinite(middle) else 0.0)
+
+
+def test_the_reader_in_c_rounds_as_python_does(seed: int) -> None:
+    draw = random.Random(seed)
+    numbers.prepare()
+    read = 0
+    for _ in range(20_000):
+        text = f"[{_random_number(draw)}]".encode()
+        for integers in (False, True):
+            found = numbers.read_numbers(text, 1, integers)
+            if found is None:
+                continue
+            read += 1
+            want = json.loads(text)[0]
+            if integers:
+                assert isinstance(want, int), text
+                assert found.tolist() == [want], text
+            else:
+                assert found.tobytes() == np.float64(want).astype(np.float32).tobytes(), text
+    assert read > 10_000 or not numbers._read
+
+
+ODD = [
+    *("[]", "[[]]", "[[1],[]]", "[[1],[2,3]]", "[1,[2]]", "[[1],2]", "[1,]", "[,1]", "[1 2]", "[1]]", "[[1]", "[1]x"),
+    *(
+        "[01]",
+        "[1.]",
+        "[.5]",
+        "[+1]",
+        "[-]",
+        "[1e]",
+        "[1e+]",
+        "[--1]",
+        "[0x1]",
+        "[NaN]",
+        "[1}",
+        "x",
+        "1",
+        '"1"',
+        '["1"]',
+    ),
+    *("[null]", "[true]", "{}", "[{}]", "[" * 40 + "1" + "]" * 40),
+]
+
+
+def test_what_is_no_array_of_numbers_is_left_to_others(seed: int) -> None:
+    numbers.prepare()
+    draw = random.Random(seed)
+    for odd in ODD:
+        assert all(numbers.read_numbers(odd.encode(), count, False) is None for count in (1, 2)), odd
+    good = b"[[[1.5, -2], [3e0,4]],\n[[5,6],[7 , 8]]]"
+    for _ in range(5_000):  # bytes that change: it reads them as JSON does, or not at all
+        text = bytearray(good)
+        for _ in range(draw.randrange(1, 4)):
+            text[draw.randrange(len(text))] = draw.choice(b'[]0123456789.,eE+- \n"x\xff')
+        found = numbers.read_numbers(bytes(text), 8, False)
+        if found is not None:
+            assert found.tolist() == np.array(json.loads(text), np.float32).reshape(-1).tolist(), text
+    if numbers._read:
+        assert numbers.read_numbers(good, 8, False) is not None
+    assert numbers.read_numbers(good, 7, False) is numbers.read_numbers(good, 9, False) is None

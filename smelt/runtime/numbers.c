@@ -1,0 +1,145 @@
+/* JSON arrays of numbers → tensors, for the server. Only the common case is handled here. Everything else (an empty or
+ * ragged array, a string, a number that needs exact arithmetic) returns -1; `serve/tensors.py` then reads the text
+ * again, with proper messages. */
+#include <stdint.h>
+#include <string.h>
+
+enum { MAX_DEPTH = 32, MAX_DIGITS = 19, MAX_POWER = 22 }; /* 10^19 < 2^64; 10^22 is exact in a double */
+
+typedef struct {
+  uint64_t digits; /* the value is ±digits · 10^exponent */
+  int exponent, negative, is_integer;
+} Decimal;
+
+static const char *skip(const char *at, const char *end) {
+  while (at < end && (*at == ' ' || *at == '\n' || *at == '\r' || *at == '\t')) at++;
+  return at;
+}
+
+static int is_digit(const char *at, const char *end) { return at < end && (unsigned char)(*at - '0') < 10; }
+
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+/* Reads eight digits at once; 0 if the next eight characters are not all digits. */
+static int read_eight(const char *at, const char *end, uint64_t *value) {
+  if (end - at < 8) return 0;
+  uint64_t word;
+  memcpy(&word, at, 8);
+  uint64_t digits = word - 0x3030303030303030u; /* a character below '0' borrows: the test sees its high bit */
+  if (((word + 0x4646464646464646u) | digits) & 0x8080808080808080u) return 0;
+  digits = digits * 10 + (digits >> 8); /* pairs, then fours, then eight */
+  *value = ((digits & 0x000000ff000000ffu) * 0x000f424000000064u +
+            ((digits >> 16) & 0x000000ff000000ffu) * 0x0000271000000001u) >> 32;
+  return 1;
+}
+#else
+static int read_eight(const char *at, const char *end, uint64_t *value) {
+  (void)at, (void)end, (void)value;
+  return 0;
+}
+#endif
+
+/* Appends digits to `*value`. The caller counts them: more than MAX_DIGITS wrap around. */
+static const char *read_digits(const char *at, const char *end, uint64_t *value) {
+  for (uint64_t eight; read_eight(at, end, &eight); at += 8) *value = *value * 100000000 + eight;
+  for (; is_digit(at, end); at++) *value = *value * 10 + (uint64_t)(*at - '0');
+  return at;
+}
+
+/* Reads a number of JSON's grammar; NULL if it is none, or has too many digits. */
+static const char *read_number(const char *at, const char *end, Decimal *number) {
+  uint64_t digits = 0;
+  int negative = at < end && *at == '-', exponent = 0, is_integer = 1;
+  at += negative;
+  const char *first = at;
+  for (; is_digit(at, end); at++) digits = digits * 10 + (uint64_t)(*at - '0');
+  int64_t count = at - first;
+  if (!count || (count > 1 && *first == '0')) return NULL;
+  if (at < end && *at == '.') {
+    const char *point = ++at;
+    at = read_digits(at, end, &digits);
+    if (at == point || at - point > 64) return NULL;
+    exponent = -(int)(at - point);
+    is_integer = 0;
+    count += at - point;
+    if (*first == '0') { /* zeros in front are no digits of the value */
+      count--;
+      for (; count && *point == '0'; point++) count--;
+    }
+  }
+  if (count > MAX_DIGITS) return NULL;
+  if (at < end && (*at == 'e' || *at == 'E')) {
+    at++;
+    int sign = at < end && *at == '-' ? -1 : 1, power = 0;
+    if (at < end && (*at == '-' || *at == '+')) at++;
+    if (!is_digit(at, end)) return NULL;
+    for (; is_digit(at, end); at++)
+      if ((power = power * 10 + (*at - '0')) > 1000) return NULL;
+    exponent += sign * power;
+    is_integer = 0;
+  }
+  *number = (Decimal){digits, exponent, negative, is_integer};
+  return at;
+}
+
+/* The number as a double that was rounded to float; 0 if the rounding is not certain. `value` is within three units in
+ * the last place: it was rounded at most three times, each time by at most 2^-53 of itself. Rounding to float is then certain unless the
+ * midpoint of two floats is that near. */
+static int to_float(const Decimal *number, float *result) {
+  static const double powers[] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,  1e8,  1e9,  1e10, 1e11,
+                                  1e12, 1e13, 1e14, 1e15, 1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
+  double value = (double)number->digits;
+  int exponent = number->digits ? number->exponent : 0;
+  if (exponent < -2 * MAX_POWER || exponent > MAX_POWER) return 0;
+  if (exponent > 0) value *= powers[exponent];
+  if (exponent < -MAX_POWER) value /= powers[MAX_POWER], exponent += MAX_POWER;
+  if (exponent < 0) value /= powers[-exponent];
+  if (value != 0 && !(value >= 1.1754943508222875e-38 && value < 3.4028234663852886e38)) return 0;
+  uint64_t bits;
+  memcpy(&bits, &value, 8);
+  int64_t beyond = (int64_t)(bits & 0x1fffffff) - 0x10000000; /* of a float's mantissa */
+  if (beyond >= -4 && beyond <= 4) return 0;
+  *result = number->negative && !(number->is_integer && !number->digits) ? -(float)value : (float)value;
+  return 1;
+}
+
+static int to_integer(const Decimal *number, int64_t *result) {
+  if (!number->is_integer || number->digits > INT64_MAX) return 0;
+  *result = number->negative ? -(int64_t)number->digits : (int64_t)number->digits;
+  return 1;
+}
+
+/* Reads an array of numbers, flat or nested with equal lengths on every level, into `count` elements of `result`: floats,
+ * or 64-bit integers. 0, or -1 where another reader is needed. */
+int smelt_read_numbers(const char *text, int64_t length, int integers, int64_t count, void *result) {
+  const char *at = text, *end = text + length;
+  int64_t lengths[MAX_DEPTH], counts[MAX_DEPTH], done = 0;
+  int depth = 0, leaf = 0; /* `leaf`: the depth of the numbers, when it is known */
+  for (;;) {
+    at = skip(at, end);
+    if (at == end) return -1;
+    if (*at == '[') {
+      if (depth == (leaf ? leaf : MAX_DEPTH)) return -1;
+      if (!leaf) lengths[depth] = -1;
+      counts[depth++] = 0;
+      at++;
+      continue;
+    }
+    Decimal number;
+    if (!leaf) leaf = depth;
+    if (!depth || depth != leaf || done == count || !(at = read_number(at, end, &number))) return -1;
+    if (!(integers ? to_integer(&number, (int64_t *)result + done) : to_float(&number, (float *)result + done))) return -1;
+    done++;
+    for (;; at++) { /* behind a value, and behind every array that ends with it */
+      counts[depth - 1]++;
+      at = skip(at, end);
+      if (at == end) return -1;
+      if (*at == ',') break;
+      if (*at != ']') return -1;
+      depth--;
+      if (lengths[depth] < 0) lengths[depth] = counts[depth];
+      if (lengths[depth] != counts[depth]) return -1;
+      if (!depth) return done == count && skip(at + 1, end) == end ? 0 : -1;
+    }
+    at++;
+  }
+}

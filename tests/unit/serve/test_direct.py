@@ -1,0 +1,226 @@
+"""Requests that arrive whole are answered without a task: what a client sees is the same as on the ASGI way."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import uvicorn
+from uvicorn.server import ServerState
+
+from smelt.client.wire import HEADER, encode_request
+from smelt.serve.config import KeyConfig
+from smelt.serve.protocol import LimitedProtocol, limited
+from smelt.serve.queue import INLINE, ModelQueue
+from tests.unit.serve.client import DIGITS, Client, model, serving
+
+PIXELS = np.arange(64, dtype=np.float32).reshape(1, 64) / 7
+JSON = {"inputs": [{"name": "pixels", "shape": [1, 64], "datatype": "FP32", "data": PIXELS.reshape(-1).tolist()}]}
+SECRET = "a long secret"
+
+
+@pytest.fixture(scope="module", params=["on the event loop", "in a thread"])
+def client(request: pytest.FixtureRequest) -> Iterator[Client]:
+    key = KeyConfig(name="team", sha256=hashlib.sha256(SECRET.encode()).hexdigest(), models=("digits",))
+    with serving(model(DIGITS), keys=[key], max_body=20_000) as found:
+        queue = found.app.catalogue.pick("digits").queue
+        assert isinstance(queue, ModelQueue)
+        queue.is_inline = lambda inputs: request.param == "on the event loop"  # type: ignore[method-assign]
+        yield found
+
+
+class Wire:
+    """One connection without a network: what is written lands in `sent`."""
+
+    def __init__(self, client: Client, direct: bool = True) -> None:
+        self.client, self.sent, self.closed, self.reading = client, b"", False, True
+        config = uvicorn.Config(client.app, lifespan="off", log_config=None, server_header=False, limit_concurrency=9)
+        config.load()
+        kind = limited(30.0, client.app if direct else None)
+        self.protocol: LimitedProtocol = kind(config, ServerState(), {}, client.loop)
+        self.protocol.connection_made(self)
+
+    def write(self, data: bytes) -> None:
+        self.sent += data
+
+    def close(self) -> None:
+        self.closed = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def receive(self, *pieces: bytes) -> bytes:
+        """Feed the pieces, and give what was answered when nothing runs any more."""
+
+        async def feed() -> None:
+            for piece in pieces:
+                self.protocol.data_received(piece)
+                await asyncio.sleep(0)
+            while self.protocol.tasks or (self.protocol.cycle and not self.protocol.cycle.response_complete):
+                await asyncio.sleep(0.001)
+
+        self.client.run(feed())
+        found, self.sent = self.sent, b""
+        return found
+
+
+def request(body: Any = JSON, target: str = "/v2/models/digits/infer", version: str = "1.1", **headers: str) -> bytes:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    lines = {"Host": "x", "Content-Length": str(len(data)), "X-Request-Id": "one", "Authorization": f"Bearer {SECRET}"}
+    lines |= {name.replace("_", "-"): value for name, value in headers.items()}
+    head = [f"POST {target} HTTP/{version}", *(f"{name}: {value}" for name, value in lines.items() if value)]
+    return "\r\n".join([*head, "", ""]).encode() + data
+
+
+def binary() -> bytes:
+    body, length = encode_request({"pixels": PIXELS})
+    return request(body, **{HEADER: str(length)})
+
+
+REQUESTS: dict[str, Callable[[], bytes]] = {
+    "JSON": request,
+    "binary": binary,
+    "a version": lambda: request(target="/v2/models/digits/versions/1/infer"),
+    "no such version": lambda: request(target="/v2/models/digits/versions/2/infer"),
+    "no such model": lambda: request(target="/v2/models/other/infer"),
+    "a query": lambda: request(target="/v2/models/digits/infer?x=1"),
+    "an escaped path": lambda: request(target="/v2/models/di%67its/infer"),
+    "no key": lambda: request(Authorization=""),
+    "a wrong key": lambda: request(Authorization="Bearer x"),
+    "no JSON": lambda: request(b"{"),
+    "nested too deeply": lambda: request(b"[" * 9000),
+    "a wrong shape": lambda: request({"inputs": [{**JSON["inputs"][0], "shape": [2, 64]}]}),
+    "a wrong name": lambda: request({"inputs": [{**JSON["inputs"][0], "name": "x"}]}),
+    "too large": lambda: request(b" " * 20_001),
+    "compressed": lambda: request(gzip.compress(json.dumps(JSON).encode()), Content_Encoding="gzip"),
+    "an unknown encoding": lambda: request(Content_Encoding="br"),
+    "a bad length": lambda: request(**{HEADER: "x"}),
+    "a wrong timeout": lambda: request({**JSON, "parameters": {"timeout": -1}}),
+    "HTTP/1.0": lambda: request(version="1.0"),
+    "close": lambda: request(Connection="close"),
+    "an expectation": lambda: request(Expect="100-continue"),
+    "an odd id": lambda: request(X_Request_Id="\tä"),
+}
+
+
+def _normal(answer: bytes) -> tuple[bytes, list[bytes], bytes]:
+    """Status, headers in any order, body: without what differs from one request to the next."""
+    head, _, body = answer.removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n").partition(b"\r\n\r\n")
+    status, *lines = re.sub(rb"x-request-id: [0-9a-f]{13,}", b"x-request-id: new", head).split(b"\r\n")
+    return status, sorted(lines), body
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_the_direct_way_answers_as_asgi_does(client: Client, name: str) -> None:
+    whole = REQUESTS[name]()
+    wires = [Wire(client), Wire(client), Wire(client, direct=False)]
+    at = len(whole) - 3
+    answers = [wires[0].receive(whole), wires[1].receive(whole[:at], whole[at:]), wires[2].receive(whole)]
+    assert _normal(answers[0]) == _normal(answers[1]) == _normal(answers[2])
+    assert len({wire.closed for wire in wires}) == 1
+    assert answers[0].startswith((b"HTTP/1.1 200", b"HTTP/1.1 4"))
+
+
+def test_pipelined_requests_are_answered_in_their_order(client: Client) -> None:
+    wire = Wire(client)
+    found = wire.receive(
+        b"".join(request(X_Request_Id=str(i)) if i % 2 else request(b"{", X_Request_Id=str(i)) for i in range(6))
+    )
+    assert re.findall(rb"x-request-id: (\d)", found) == [b"%d" % i for i in range(6)]
+    assert re.findall(rb"HTTP/1.1 (\d+)", found) == [b"400", b"200"] * 3
+
+
+def test_a_chunked_body(client: Client) -> None:
+    data = json.dumps(JSON).encode()
+    parts = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (data[:100], data[100:], b""))
+    message = request(b"", Transfer_Encoding="chunked", Content_Length="") + parts
+    assert Wire(client).receive(message).startswith(b"HTTP/1.1 200")
+
+
+def test_a_client_that_does_not_read_its_answers_gets_no_more(client: Client) -> None:
+    wire = Wire(client)
+    wire.protocol.pause_writing()
+    wire.protocol.loop.call_later(0.05, wire.protocol.resume_writing)
+    assert wire.receive(request()).startswith(b"HTTP/1.1 200")
+
+
+def test_idle_connections_are_closed_by_one_timer(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    wire = Wire(client)
+    now = [100.0]
+    monkeypatch.setattr(wire.protocol, "loop", _Loop(now))
+    wire.protocol.timeout_keep_alive = 5
+    for _ in range(3):
+        wire.protocol.data_received(request())
+        now[0] += 2
+    timers: list[tuple[float, Callable[[], None]]] = wire.protocol.loop.timers  # type: ignore[attr-defined]
+    assert len(timers) == 1
+    now[0] = 105.0
+    timers.pop()[1]()
+    assert not wire.closed
+    ((left, look),) = timers
+    assert left == pytest.approx(4.0)  # the last answer was at 104
+    now[0] = 109.0
+    look()
+    assert wire.closed
+
+
+class _Loop:
+    def __init__(self, now: list[float]) -> None:
+        self.now, self.timers = now, list[tuple[float, Any]]()
+
+    def time(self) -> float:
+        return self.now[0]
+
+    def call_later(self, seconds: float, call: Callable[..., None], *arguments: Any) -> Any:
+        self.timers.append((seconds, call))
+        return None if arguments else self
+
+
+def test_a_client_that_leaves_cancels_its_waiting_call() -> None:
+    with serving(model(DIGITS)) as client:
+        queue = client.app.catalogue.pick("digits").queue
+        assert isinstance(queue, ModelQueue)
+        begun, go_on = threading.Event(), threading.Event()
+        real = queue.call
+
+        def slow(inputs: Any, timeout: Any, cancel: Any) -> Any:
+            begun.set()
+            assert go_on.wait(60)
+            return real(inputs, timeout, cancel)
+
+        queue.call = slow
+        for _ in range(5):
+            queue.measure({"pixels": PIXELS}, 2 * INLINE)
+        running, leaving = Wire(client), Wire(client)
+
+        async def leave() -> None:
+            running.protocol.data_received(request())
+            await asyncio.to_thread(begun.wait, 60)
+            leaving.protocol.data_received(request())
+            assert queue.waiting == 1
+            leaving.protocol.connection_lost(None)
+            go_on.set()
+
+        client.run(leave())
+        assert running.receive().startswith(b"HTTP/1.1 200")
+        client.run(queue.drained(60))
+        stats = client.app.catalogue.pick("digits").stats
+        assert (stats.success, stats.failure, stats.calls) == (1, 1, 1)
+        assert leaving.sent == b""
