@@ -401,10 +401,10 @@ def _update_slice_vjp(sweep: Reverse, op: Op, cotangents: Cotangents) -> None:
     if sweep.wants(x):
         sweep.add(x, b.dynamic_update_slice(g, zeros(b, update.type), *starts))
     if sweep.wants(update):
-        sweep.add(update, _slice_like(b, g, starts, update.shape))
+        sweep.add(update, slice_like(b, g, starts, update.shape))
 
 
-def _slice_like(b: Builder, x: Value, starts: Sequence[Value], shape: Shape) -> Value:
+def slice_like(b: Builder, x: Value, starts: Sequence[Value], shape: Shape) -> Value:
     if shape.is_static:
         return b.dynamic_slice(x, *starts, slice_sizes=shape.numbers(), result=shape.with_dtype(x.shape.dtype))
     one = Shape.of(starts[0].shape.dtype, (1,))

@@ -14,6 +14,7 @@ from smelt.errors import UnsupportedError
 from smelt.ir.build import Builder
 from smelt.ir.core import Func, Op, Value
 from smelt.ir.grad import collective, contract, control, convolution, elementwise, index, linear, reduce, shape, window
+from smelt.ir.grad.attention import attention_rule
 from smelt.ir.grad.rule import Rule, linear_in_first, refused, repeat, zero
 from smelt.ir.grad.softmax import divide_rule
 from smelt.ir.ops import OPS
@@ -74,6 +75,7 @@ TABLE: Mapping[str, Rule | Callable[[Op], Rule]] = MappingProxyType(
         **window.RULES,
         **convolution.RULES,
         **contract.RULES,
+        "stablehlo.dot_general": partial(attention_rule, contract.RULES["stablehlo.dot_general"]),
         **linear.RULES,
         **control.RULES,
         **collective.RULES,
