@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections import defaultdict
@@ -44,7 +45,7 @@ class CoverageMap:
 
         Quick ones first, and a few cases of every test before more of the same; those of the same room of the package
         count as four times as quick. What runs on import alone belongs to every test that runs anything of the file, or
-        to all tests of its room.
+        to all tests of its room. What no test runs in its own process may run in a child of one: see `near`.
         """
         room = "/".join(("tests/unit", *file.split("/")[1:-1][:1], ""))
         lines = self.lines.get(file, {})
@@ -53,6 +54,8 @@ class CoverageMap:
             names = set().union(*lines.values())
             if names == {IMPORT}:
                 names = {name for name in self.seconds if name.startswith(room)}
+        elif not names & self.seconds.keys():
+            names = self.near(file)
 
         def cost(name: str) -> float:
             return self.seconds[name] / (4 if name.startswith(room) else 1)
@@ -71,6 +74,15 @@ class CoverageMap:
                 break
             kept.append(name)
         return kept
+
+    def near(self, file: str) -> set[str]:
+        """Tests of the room whose file is named after a module or its folder: servers, workers and commands run in
+        processes of their own, which coverage does not see. Else those that run anything else of the module."""
+        *folders, stem = Path(file).with_suffix("").parts
+        words = {stem, folders[-1]} if len(folders) > 2 else {stem}
+        files = {f"tests/unit/{folders[min(1, len(folders) - 1)]}/test_{word}.py" for word in words}
+        named = {name for name in self.seconds if name.partition("::")[0] in files}
+        return named or set().union(*self.lines.get(file, {}).values()) - {IMPORT}
 
 
 def collect(root: Path, kept: Path, files: Sequence[Path], timeout: float, jobs: int = 1) -> CoverageMap:
@@ -97,14 +109,20 @@ def _measure(root: Path, path: Path, record: Path, timeout: float) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "-m", "not slow", str(path)]
     environment = {**os.environ, "PYTHONPATH": str(root), RESULT: str(record), "SMELT_SEED": "1"}
     command += ["-p", "tests.mutation.cover"]
+    process = subprocess.Popen(
+        command, cwd=root, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     try:
-        done = subprocess.run(
-            command, cwd=root, env=environment, timeout=timeout, check=False, capture_output=True, text=True
-        )
-        last = done.stdout.strip().splitlines()[-1:]
-        print(f"  {path}: {''.join(last)}", flush=True)
+        output, _ = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
-        print(f"  {path}: left out, longer than {timeout:g} s", flush=True)
+        process.send_signal(signal.SIGINT)  # pytest ends, and the plugin writes what was measured up to here
+        try:
+            output, _ = process.communicate(timeout=30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output, _ = process.communicate()
+        output += f"\nended after {timeout:g} s"
+    print(f"  {path}: {''.join(output.strip().splitlines()[-1:])}", flush=True)
 
 
 def _digest(paths: Sequence[Path]) -> str:

@@ -1,7 +1,8 @@
 """The second try of a mutant that unit tests do not notice: samples of the public suites.
 
 Not collected by itself: `run.py` names this file to pytest, and the mutated file in `SMELT_MUTATED`. A mutant of the
-ONNX operators gets the cases of that file's operators, any other one a spread over the suites.
+ONNX operators gets the cases of that file's operators, one of the ONNX writer programs that are written as ONNX and run
+by onnxruntime, any other one a spread over the suites.
 """
 
 from __future__ import annotations
@@ -45,6 +46,10 @@ def onnx_part() -> Callable[[str], bool]:
     return is_of_these if words else spread
 
 
+WRITER = MUTATED.startswith("smelt/write/")
+
+
+@pytest.mark.skipif(WRITER, reason="nothing is written")
 @pytest.mark.parametrize("engine", ["reference", "native"])
 def test_onnx(engine: str) -> None:
     known = ONNX.keys() | (NATIVE["onnx"].keys() if engine == "native" else set())
@@ -53,9 +58,18 @@ def test_onnx(engine: str) -> None:
     assert set(failed) <= known
 
 
+@pytest.mark.skipif(WRITER, reason="nothing is written")
 @pytest.mark.parametrize("engine", ["reference", "native"])
 def test_stablehlo(suites: Path, engine: str) -> None:
     known = STABLEHLO | (NATIVE["stablehlo"].keys() if engine == "native" else set())
     for part in ("testdata", "interpret"):
         cases = stablehlo.run_folder(suites / part, engine, jobs=1, part=spread)
         assert {f"{part}/{case.name}" for case in cases if case.status != "passed"} <= known
+
+
+@pytest.mark.skipif(not WRITER, reason="of the writer alone")
+@pytest.mark.parametrize("suite", ["interpret", "testdata"])
+def test_exported(suites: Path, suite: str) -> None:
+    from tests.conformance import test_export
+
+    test_export.test_exported_programs_hold_their_checks(suite)

@@ -11,7 +11,7 @@ import pytest
 import smelt
 from tests.mutation.cover import IMPORT, CoverageMap
 from tests.mutation.mutants import mutants_of
-from tests.mutation.run import EQUIVALENT, draw, known_equivalent
+from tests.mutation.run import EQUIVALENT, draw, files_of, known_equivalent
 
 
 @pytest.mark.parametrize(
@@ -65,8 +65,30 @@ def test_tests_of_a_line() -> None:
     assert len(first) == 9
     assert set(coverage.tests_of("smelt/ir/x.py", 1, 100)) == names
     assert coverage.tests_of("smelt/ir/y.py", 1, 100) == ["tests/unit/ir/test_b.py::test_b"]
-    assert coverage.tests_of("smelt/ir/x.py", 4, 100) == []
-    assert coverage.tests_of("smelt/ir/x.py", 5, 100) == []
+    assert coverage.tests_of("smelt/ir/y.py", 9, 100) == []
+
+
+def test_tests_of_a_line_that_runs_in_other_processes_alone() -> None:
+    """Those named after the module or its folder; else those that run other lines of the module."""
+    coverage = CoverageMap()
+    names = [f"tests/unit/serve/test_{file}.py::test" for file in ("isolation", "sandbox", "serve", "queue")]
+    coverage.seconds = dict.fromkeys(names, 0.1)
+    coverage.lines["smelt/serve/front.py"][3] |= {names[3], "tests/unit/serve/test_queue.py::test_fails", IMPORT}
+    assert set(coverage.tests_of("smelt/serve/isolation/sandbox.py", 7, 100)) == {*names[:2]}
+    assert coverage.tests_of("smelt/serve/queue.py", 7, 100) == names[3:]
+    assert coverage.tests_of("smelt/serve/front.py", 7, 100) == names[3:]
+    assert coverage.tests_of("smelt/serve/other.py", 7, 100) == []
+
+
+def test_files_with_tests(tmp_path: Path) -> None:
+    example = ">>> 1 + 1\n2\n"
+    texts = {"tests/unit/test_a.py": "", "tests/unit/b.py": example, "smelt/x.py": example, "smelt/y.py": ""}
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert [each.name for each in files_of(tmp_path / "tests")] == ["test_a.py"]
+    assert [each.name for each in files_of(tmp_path / "smelt")] == ["x.py"]
+    assert files_of(tmp_path / "tests/unit/test_a.py") == [tmp_path / "tests/unit/test_a.py"]
 
 
 def test_the_same_seed_draws_the_same_and_equivalent_ones_are_known() -> None:
