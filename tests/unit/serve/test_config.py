@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from smelt.errors import FileError, UnsupportedError
+from smelt.errors import FileError, SmeltError, UnsupportedError
 from smelt.serve.audit import Audit, verify
-from smelt.serve.config import read_config
+from smelt.serve.config import MOST_INSTANCES, read_config, read_model_config
 
 
 def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
@@ -29,10 +29,28 @@ def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -
         ("prot = 1", "prot"),
         ("port = 70000", "0 to 65535"),
         ('port = "x"', "port"),
+        ("port = -1", "0 to 65535"),
+        ("port = 65536", "0 to 65535"),
+        ("grpc_port = 65536", "grpc_port is wrong"),
         ("max_body = 0", "more than 0"),
+        ("max_elements = 0", "max_elements is wrong"),
+        ("max_connections = 0", "max_connections is wrong"),
+        ("body_timeout = 0.0", "body_timeout is wrong"),
+        ("keep_alive = 0.0", "keep_alive is wrong"),
+        ("drain = 0.0", "drain is wrong"),
+        ("workers = 0", "1 to 256"),
+        ("workers = 257", "1 to 256"),
+        ("workers = 2\nshared_memory = true", "one worker, which has the regions"),
+        ('tls_certificate = "c"', "tls_certificate and tls_key"),
+        ('tls_client_ca = "c"', "also tls_certificate and tls_key"),
         ('log = "xml"', "text or json"),
         ('tls_key = "k"', "tls_certificate and tls_key"),
         ('[[models]]\npath = "m"\ninstances = 0', "at least 1"),
+        (f'[[models]]\npath = "m"\ninstances = {MOST_INSTANCES + 1}', f"at most {MOST_INSTANCES}"),
+        ('[[models]]\npath = "m"\nmax_batch = 0', "max_batch is wrong"),
+        ('[[models]]\npath = "m"\nmax_delay_ms = -1.0', "max_delay_ms is wrong"),
+        ('[[models]]\npath = "m"\nmax_queue = -1', "max_queue is wrong"),
+        ('[[models]]\npath = "m"\ntimeout = 0.0', "more than 0 seconds"),
         ('[[models]]\npath = "m"\nname = "../x"', "letters, digits"),
         ('[[keys]]\nname = "k"\nsha256 = "secret"', "64 hexadecimal digits"),
         ("port = ", "no TOML"),
@@ -44,6 +62,41 @@ def test_mistakes_are_named(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(FileError, match=r"server\.toml") as raised:
         read_config(str(path), {}, {})
     assert message in str(raised.value)
+
+
+BOUNDS = {
+    "port": (0, 65535), "grpc_port": (0, 65535), "max_body": (1,), "max_elements": (1,), "max_connections": (1,),
+    "body_timeout": (0.001,), "keep_alive": (0.001,), "drain": (0.001,), "workers": (1, 256), "log": ("text", "json"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "value"), [(name, value) for name, values in BOUNDS.items() for value in values])
+def test_bounds_themselves_are_allowed(field: str, value: Any) -> None:
+    assert getattr(read_config(None, {field: value}, {})[0], field) == value
+
+
+def test_the_least_and_the_most_of_a_model(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    for instances, limit in ((1, 0.001), (MOST_INSTANCES, 60.0)):
+        path.write_text(
+            f'path = "m"\nname = "a.b-c_1"\ninstances = {instances}\nmax_batch = 1\nmax_queue = 0\ntimeout = {limit}\n'
+        )
+        found = read_model_config(path)
+        assert (found.instances, found.max_batch, found.max_queue, found.timeout) == (instances, 1, 0, limit)
+        assert (found.max_delay_ms, found.warm_up, found.trusted) == (0.0, True, False)
+
+
+def test_variables_are_numbers_words_or_truth_values() -> None:
+    said = {"METRICS": "False", "OTEL": "TRUE", "DRAIN": "2.5", "MAX_BODY": "7", "HOST": "h", "MEMORY_BUDGET": "2 MB"}
+    found = read_config(None, {}, {f"SMELT_SERVE_{name}": value for name, value in said.items()} | {"OTHER": "1"})[0]
+    assert (found.metrics, found.otel, found.drain, found.max_body, found.host) == (False, True, 2.5, 7, "h")
+    assert found.budget == 2_000_000
+    assert read_config(None, {}, {})[0].budget is None
+    with pytest.raises(SmeltError, match="memory_budget is not understood"):
+        read_config(None, {"memory_budget": "much"}, {})
+    for name in ("MODELS", "KEYS"):
+        with pytest.raises(UnsupportedError, match=f"SMELT_SERVE_{name} sets nothing"):
+            read_config(None, {}, {f"SMELT_SERVE_{name}": "1"})
 
 
 def test_an_unknown_variable_is_a_mistake() -> None:
