@@ -297,7 +297,8 @@ def packed_bytes(row: Block, sizes: tuple[int, ...]) -> int:
 
 # ---- activations ----
 
-PRECISIONS = ("f32", "q8")  # of activations that block-quantised weights multiply
+# Of activations: "q8" where they multiply block-quantised weights, "bf16" in every matmul.
+PRECISIONS = ("f32", "q8", "bf16")
 
 
 def check_precision(precision: str) -> str:
@@ -306,6 +307,6 @@ def check_precision(precision: str) -> str:
             "unknown precision of activations",
             expected=", ".join(PRECISIONS),
             got=precision,
-            remedy='precision="q8" rounds them to 8 bits, precision="f32" keeps them',
+            remedy='precision="q8" or "bf16" rounds them, precision="f32" keeps them',
         )
     return precision

@@ -15,6 +15,35 @@ CHUNK = 512  # tokens that one step reads at most
 Pools = list[tuple[Any, Any]]  # keys [p, g, k, o] and values [p, g, o, k] of each layer
 
 
+class Rows(Protocol):
+    """What a step gives for the rows that were asked for; a device's memory is read where it is asked for."""
+
+    @property
+    def logits(self) -> Array:
+        """f32[r, v]."""
+        ...
+
+    @property
+    def states(self) -> Array:
+        """Of the last layer, f32[r, d]."""
+        ...
+
+    def best(self, row: int) -> int | None:
+        """The likeliest token of a row, where the step has picked it and its logit is finite."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HostRows:
+    """Rows in host memory: nothing is picked."""
+
+    logits: Array
+    states: Array
+
+    def best(self, row: int) -> int | None:
+        return None
+
+
 class Stepping(Protocol):
     """A decoder with its weights bound. One thread calls it."""
 
@@ -28,9 +57,8 @@ class Stepping(Protocol):
         """Tokens that a step may read, of sequences with up to a number of pages."""
         ...
 
-    def run(self, batch: Batch, pools: Pools) -> tuple[Array, Array, Pools]:
-        """Logits of the batch's rows, f32[r, v], the last layer's states there, f32[r, d], and the pools with the
-        batch's keys and values. The given pools are gone."""
+    def run(self, batch: Batch, pools: Pools) -> tuple[Rows, Pools]:
+        """What the batch's rows give, and the pools with its keys and values. The given pools are gone."""
         ...
 
     def put(self, array: Array) -> Any:

@@ -44,6 +44,11 @@ class Pool:
         arrays, self._arrays = self._arrays, None
         return arrays
 
+    def reserve(self, pages: int) -> None:
+        """Allocate a number of pages now, where every size costs a compilation."""
+        if pages > self._capacity:
+            self._grow(min(self.pages.limit, pages))
+
     def give(self, arrays: Pools) -> None:
         self._arrays = arrays
 

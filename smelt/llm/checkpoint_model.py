@@ -43,11 +43,24 @@ def load(
         check_precision(precision or "f32")
         return cast(LanguageModel, load_encoder(Path(path), said, device, engine, context))
     precision = check_precision(precision or _choose_precision(device, engine))
-    found = files.open(path, context)
-    found = found.with_cache(cache or cache_type(found, precision))
-    wanted = choose_context(found.config, context)
     check_sequences(sequences)
     limit = None if memory_limit is None else parse_bytes(memory_limit, "memory_limit")
+    return load_checkpoint(files.open(path, context), device, engine, context, precision, cache, limit, sequences)
+
+
+def load_checkpoint(
+    found: Checkpoint,
+    device: str,
+    engine: str,
+    context: int | None,
+    precision: str,
+    cache: str | None = None,
+    limit: int | None = None,
+    sequences: int = SEQUENCES,
+) -> LanguageModel:
+    """A checkpoint that is open → its model."""
+    found = found.with_cache(cache or cache_type(found, precision))
+    wanted = choose_context(found.config, context)
     weights = _weight_bytes(found, precision)
     if limit is not None:
         check_memory(found.path.name, found.config, wanted, weights, 0, limit)
@@ -67,7 +80,10 @@ def _choose_precision(device: str, engine: str) -> str:
     """The default for GEMMs of block-quantised weights: the native engine has kernels for the blocks themselves."""
     if _is_native(device, engine):
         return "q8"
-    return "q8" if find_platform(device, engine).engine.name == "native" else "f32"
+    platform = find_platform(device, engine)
+    if platform.engine.name == "native":
+        return "q8"
+    return "f32" if platform.device.partition(":")[0] == "cpu" else "bf16"
 
 
 def _make_step(checkpoint: Checkpoint, device: str, engine: str, precision: str) -> Stepping:
@@ -81,7 +97,9 @@ def _make_step(checkpoint: Checkpoint, device: str, engine: str, precision: str)
 
 
 def cache_type(checkpoint: Checkpoint, precision: str) -> str:
-    """The default: f16 where products round activations to 8 bits, which is far coarser."""
+    """The default: f16 where products round activations to 8 bits, which is far coarser; bf16 where they do to that."""
+    if precision == "bf16":
+        return "bf16"
     return (
         "f16" if precision == "q8" and any(isinstance(each, Block) for each in checkpoint.formats.values()) else "f32"
     )
@@ -93,6 +111,6 @@ def _weight_bytes(checkpoint: Checkpoint, precision: str) -> int:
     return sum(
         checkpoint.weights.stored(name).nbytes
         if kept and isinstance(checkpoint.formats.get(name), Block)
-        else 4 * checkpoint.elements(name)
+        else (2 if precision == "bf16" else 4) * checkpoint.elements(name)
         for name in checkpoint.weights
     )

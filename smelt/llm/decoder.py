@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from smelt.dtype import f32
+from smelt.dtype import f32, i32
 from smelt.llm.config import Config, Layer, Rope
 from smelt.llm.layers import Formats, Linear, Matrix, Norm
 from smelt.llm.moe import Mixture
@@ -24,8 +24,19 @@ from smelt.tensor.core import Tensor
 from smelt.tensor.model import Model
 from smelt.tensor.ops.elementwise import cast, leaf, outer
 from smelt.tensor.ops.move import concatenate
+from smelt.tensor.ops.reduce import argmax
 
 Cache = tuple[Tensor, Tensor]  # keys [p, g, k, o] and values [p, g, o, k] of a layer
+
+
+class Picked(NamedTuple):
+    """What a step gives that picks the likeliest tokens, too."""
+
+    best: Any  # i32[r]
+    top: Any  # their logits, f32[r]
+    logits: Any
+    states: Any
+    pools: Any
 
 
 class Stepped(NamedTuple):
@@ -169,11 +180,11 @@ class Decoder(Model):
         """`tokens` i32[s] with their `Places`; `pools` are the pages of each layer's keys and values; `rows` i32[r] are
         those of the tokens whose logits are wanted."""
         config, places = self._config, Places(table, sequence, position, page, place)
-        x = self.embed.dense().take(tokens, "v")
+        x = self.embed.take(tokens, "v")
         if config.embed_scale != 1.0:
             x = x * config.embed_scale
         if self.positions is not None:
-            x = x + self.positions.dense().take(position, "p")
+            x = x + self.positions.take(position, "p")
         after = []
         for layer, cache in zip(self.layers, pools, strict=True):
             x, cache = layer(x, cache, places)
@@ -183,3 +194,18 @@ class Decoder(Model):
         if config.final_softcap:
             logits = (logits * (1 / config.final_softcap)).tanh() * config.final_softcap
         return Stepped(logits, states, after)
+
+    def pick_step(
+        self,
+        tokens: Tensor,
+        pools: list[Cache],
+        table: Tensor,
+        sequence: Tensor,
+        position: Tensor,
+        page: Tensor,
+        place: Tensor,
+        rows: Tensor,
+    ) -> Picked:
+        """`step` for a device with its own memory: the likeliest tokens are all that a greedy request fetches."""
+        logits, states, after = self.step(tokens, pools, table, sequence, position, page, place, rows)
+        return Picked(argmax(logits, "v").to(i32), logits.max("v"), logits, states, after)

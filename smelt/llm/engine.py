@@ -14,9 +14,8 @@ from typing import TypeVar
 import numpy as np
 
 from smelt.buffer import bytes_text
-from smelt.dtype import Array
 from smelt.errors import MemoryLimitError, RunError
-from smelt.llm.batch import CHUNK, Batch, Stepping
+from smelt.llm.batch import CHUNK, Batch, Rows, Stepping
 from smelt.llm.cache import Pool
 from smelt.llm.config import PAGE
 from smelt.llm.request import Request
@@ -148,7 +147,7 @@ class Engine:
         given = [(part, part.rows, _next_tokens(part)) for part in parts]
         try:
             batch = Batch.of([(tokens, _length(part), _pages(part), rows) for part, rows, tokens in given])
-            logits, states = self._compute(batch)
+            made = self._compute(batch)
         except Exception as error:  # those who asked get it
             self._fail(parts, error)
             return
@@ -158,24 +157,23 @@ class Engine:
             is_last = part.is_last
             assert request.sequence is not None
             self.pool.pages.commit(request.sequence, tokens)
-            mine = (states if request.embeds else logits)[at : at + len(rows)]
-            at += len(rows)
             try:
                 if request.scores:
-                    request.keep(np.array(mine))
+                    request.keep(np.array((made.states if request.embeds else made.logits)[at : at + len(rows)]))
                 elif is_last:
-                    request.accept(mine[0])
+                    request.accept(made, at)
             except Exception as error:
                 request.end("error", error)
+            at += len(rows)
             if request.finish is not None:
                 with self._changed:
                     self.scheduler.remove(request)
 
-    def _compute(self, batch: Batch) -> tuple[Array, Array]:
+    def _compute(self, batch: Batch) -> Rows:
         if not len(batch.rows):  # a program has at least one row
             batch = Batch(batch.tokens, batch.sequence, batch.position, batch.table, np.zeros(1, np.int32))
         try:
-            logits, states, arrays = self._step.run(batch, self.pool.take())
+            made, arrays = self._step.run(batch, self.pool.take())
         except MemoryError as error:
             self.pool.lose()
             raise MemoryLimitError(
@@ -187,7 +185,7 @@ class Engine:
             self.pool.lose()
             raise
         self.pool.give(arrays)
-        return logits, states
+        return made
 
     def _fail(self, parts: list[Part], error: BaseException) -> None:
         with self._changed:

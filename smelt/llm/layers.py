@@ -34,6 +34,12 @@ class Matrix(Model):
         else:
             self.weight = make_parameter(dict(axes), None)
 
+    def take(self, rows: Tensor, axis: str) -> Tensor:
+        """Rows of the matrix in f32, widened after they were looked up."""
+        if self._format is None:
+            return cast(self.weight.take(rows, axis), f32)
+        return self.dense().take(rows, axis)
+
     def dense(self) -> Tensor:
         if self._format is None:
             return cast(self.weight, f32)

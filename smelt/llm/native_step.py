@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from smelt.dtype import Array
-from smelt.llm.batch import CHUNK, Batch, Pools
+from smelt.llm.batch import CHUNK, Batch, HostRows, Pools
 from smelt.run.executable import NativeExecutable
 
 
@@ -23,11 +23,11 @@ class NativeStep:
     def most(self, pages: int) -> int:
         return CHUNK
 
-    def run(self, batch: Batch, pools: Pools) -> tuple[Array, Array, Pools]:
+    def run(self, batch: Batch, pools: Pools) -> tuple[HostRows, Pools]:
         flat = [array for pair in pools for array in pair]
         places = batch.table, batch.sequence, batch.position, *batch.places, batch.rows
         logits, states, *after = self.executable(batch.tokens, *flat, *places)
-        return logits, states, list(zip(after[::2], after[1::2], strict=True))
+        return HostRows(logits, states), list(zip(after[::2], after[1::2], strict=True))
 
     def put(self, array: Array) -> Array:
         return array

@@ -15,6 +15,7 @@ import numpy as np
 
 from smelt.dtype import Array
 from smelt.errors import RunError
+from smelt.llm.batch import Rows
 from smelt.llm.pages import Sequence
 from smelt.llm.sample import Choice, Sampler
 from smelt.llm.stops import Stops
@@ -118,10 +119,11 @@ class Request:
         """Whether the prompt's keys and values are computed, or will never be."""
         return self.finish is not None or self.generated > 0
 
-    def accept(self, logits: Array) -> None:
-        """Logits after the last token, f32[v]: the next token, its text, and whether that is the end."""
+    def accept(self, made: Rows, row: int) -> None:
+        """The row of a step after the last token: the next token, its text, and whether that is the end."""
         assert self.sampler is not None
-        choice = self.sampler.choose(logits, len(self.tokens))
+        best = made.best(row) if self.sampler.is_simple else None
+        choice = self.sampler.choose(made.logits[row], len(self.tokens)) if best is None else Choice(best)
         self.times.setdefault("first", time.perf_counter())
         self.tokens.append(choice.token)
         ended = choice.token in self.ends or self.sampler.is_complete

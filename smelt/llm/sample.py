@@ -95,7 +95,7 @@ class Sampler:
         self.sampling = sampling
         self._alternative = alternative
         self._allowed = allowed
-        self._simple = allowed is None and sampling == Sampling(seed=sampling.seed)  # the likeliest token, no more
+        self.is_simple = allowed is None and sampling == Sampling(seed=sampling.seed)  # the likeliest token, no more
         self._seen = set(prompt)
         self._generated: Counter[int] = Counter()
         given: Mapping[Any, Any] = sampling.logit_bias
@@ -110,7 +110,7 @@ class Sampler:
 
     def choose(self, logits: Array, position: int) -> Choice:
         """The token at a position from the logits before it, f32[v]."""
-        if self._simple and np.isfinite(logits[best := int(logits.argmax())]):  # a NaN is argmax's greatest
+        if self.is_simple and np.isfinite(logits[best := int(logits.argmax())]):  # a NaN is argmax's greatest
             return Choice(best)
         if not np.isfinite(logits.max()):
             raise RunError(f"the model gave no numbers for position {position}", got="NaN in the logits")

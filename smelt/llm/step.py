@@ -7,8 +7,10 @@ there every size is rounded up to a power of two and the padding is neither writ
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
+
+import numpy as np
 
 from smelt.buffer import HostBuffer
 from smelt.bundle.stored import StoredModel
@@ -22,10 +24,10 @@ from smelt.engine.store import store_build, store_program
 from smelt.engine_api import Placing, Platform
 from smelt.ir.core import Program
 from smelt.llm import step_cache
-from smelt.llm.batch import CHUNK, Batch, Pools, Stepping
+from smelt.llm.batch import CHUNK, Batch, HostRows, Pools, Rows, Stepping
 from smelt.llm.checkpoint import Checkpoint
 from smelt.llm.config import PAGE, Config
-from smelt.llm.decoder import Decoder
+from smelt.llm.decoder import Decoder, Picked
 from smelt.llm.native_step import NativeStep
 from smelt.llm.paged import pool_texts
 from smelt.run.executable import NativeExecutable
@@ -33,7 +35,8 @@ from smelt.tensor.instantiate import instantiate
 from smelt.tensor.jit.compile import compile
 from smelt.tensor.jit.executable import Executable
 
-GATHERED = 1 << 28  # bytes of keys and values that an engine without a paged kernel may gather for a step
+GATHERED = {"cpu": 1 << 28}  # bytes of keys and values that an engine without a paged kernel may gather for a step
+GATHERED_ON_DEVICE = 1 << 32
 
 
 def make_step(checkpoint: Checkpoint, device: str, engine: str, precision: str) -> Stepping:
@@ -73,7 +76,7 @@ def compile_step(checkpoint: Checkpoint, platform: Platform[Program], precision:
     config = checkpoint.config
     model = instantiate(Decoder, checkpoint.weights, strict=True, config=config, formats=checkpoint.formats)
     return compile(
-        model.step,
+        model.pick_step if platform.engine.name == "pjrt" else model.step,
         "i32[s=S]",
         [pool_texts(config.kv_heads, config.head_size, config.cache)] * len(config.layers),
         "i32[b=B, m=M]",
@@ -83,6 +86,30 @@ def compile_step(checkpoint: Checkpoint, platform: Platform[Program], precision:
         facts=("P >= 1", "B >= 1", "M >= 1", "S >= 1", "R >= 1"),
         precision=precision,
     )
+
+
+class DeviceRows:
+    """What a step gave, in the device's memory; each result is fetched at most once. Padded rows stay at the end."""
+
+    def __init__(self, made: Picked) -> None:
+        self._made = made
+        self._picked: tuple[Array, Array] | None = None
+
+    @cached_property
+    def logits(self) -> Array:
+        found: Array = self._made.logits.numpy()
+        return found
+
+    @cached_property
+    def states(self) -> Array:
+        found: Array = self._made.states.numpy()
+        return found
+
+    def best(self, row: int) -> int | None:
+        if self._picked is None:
+            self._picked = self._made.best.numpy(), self._made.top.numpy()
+        best, top = self._picked
+        return int(best[row]) if np.isfinite(top[row]) else None
 
 
 class Step:
@@ -96,6 +123,7 @@ class Step:
         self._by_size = bound.platform.engine.name == "pjrt"
         self._paged = bound.platform.engine.name == "native"
         self._put = bound.platform.put
+        self._gathered = GATHERED.get(bound.platform.device.partition(":")[0], GATHERED_ON_DEVICE)
 
     def most(self, pages: int) -> int:
         """Tokens that a step may read, of sequences with up to a number of pages."""
@@ -103,15 +131,13 @@ class Step:
             return CHUNK
         config = self._config
         each = 8 * PAGE * max(pages, 1) * config.kv_heads * config.head_size  # keys and values, gathered per token
-        return max(1, min(CHUNK, GATHERED // each))
+        return max(1, min(CHUNK, self._gathered // each))
 
-    def run(self, batch: Batch, pools: Pools) -> tuple[Array, Array, Pools]:
-        """Logits of the batch's rows, f32[r, v], the last layer's states there, f32[r, d], and the pools with the
-        batch's keys and values. The given pools are gone."""
+    def run(self, batch: Batch, pools: Pools) -> tuple[Rows, Pools]:
         given = batch.padded() if self._by_size else batch
         made = self._bound(given.tokens, pools, given.table, given.sequence, given.position, *given.places, given.rows)
-        logits, states = (each.numpy()[: len(batch.rows)] for each in (made.logits, made.states))
-        return logits, states, made.pools
+        rows = DeviceRows(made) if self._by_size else HostRows(made.logits.numpy(), made.states.numpy())
+        return rows, made.pools
 
     def put(self, array: Array) -> Any:
         """An array where steps compute."""

@@ -51,6 +51,17 @@ def test_a_path_gives_the_same_object_everywhere(folder: Path, model: LanguageMo
     assert model.logits([3, 4]).shape == (2, 96)
 
 
+@pytest.mark.parametrize("engine", ["native", "pjrt"])
+def test_matmuls_of_bf16(folder: Path, model: LanguageModel, engine: str) -> None:
+    """Tokens that the step itself picks are those that the host picks from its logits."""
+    tokens = CASE.tokens[:20]
+    with smelt.llm.load(folder, engine=engine, precision="bf16") as narrow:
+        wide, got = model.logits(tokens), narrow.logits(tokens)
+        assert 0 < np.abs(got - wide).max() < 0.03 * np.abs(wide).max()
+        picked, chosen = (narrow.generate(tokens, max_tokens=6, logprobs=each) for each in (None, 1))
+        assert picked.ids == chosen.ids
+
+
 @pytest.mark.parametrize(("cache", "close"), [("f16", 3e-3), ("bf16", 3e-2)])
 def test_keys_and_values_take_16_bits_where_asked(
     folder: Path, model: LanguageModel, cache: str, close: float, tmp_path: Path

@@ -1,0 +1,47 @@
+"""Precision "bf16": every f32 matmul of a program on operands rounded to bf16, with sums and results in f32.
+
+In: a program of f32 arithmetic. Out: StableHLO. What depends on weights alone is rounded once, when they are bound.
+`tensor.jit.compile` calls it for language models; `quantise` is the same for weight matmuls of models that were read.
+"""
+
+from __future__ import annotations
+
+from smelt.dtype import bf16, f32
+from smelt.ir.core import Op, Program, Value
+from smelt.ir.rewrite import Edit
+
+
+def round_products(program: Program) -> Program:
+    """The program, decompositions of composites included."""
+    signatures = {name: func.type for name, func in program.funcs.items()}
+    changed = []
+    for func in program.funcs.values():
+        edit = Edit(func, signatures)
+        products = [each for each in edit.ops() if _is_f32_product(each)]
+        for each in products:
+            edit.replace(each.result, _round(edit, each))
+            edit.erase_if_dead(each)
+        if products:
+            changed.append(edit.freeze())
+    return program.replace(*changed) if changed else program
+
+
+def _is_f32_product(op: Op) -> bool:
+    values = (*op.operands, *op.results)
+    return op.name == "stablehlo.dot_general" and all(value.shape.dtype == f32 for value in values)
+
+
+def _round(edit: Edit, product: Op) -> Value:
+    narrow = [_narrow(edit, product, value) for value in edit.operands(product)]
+    attrs = {name: value for name, value in product.attrs.items() if name != "algorithm"}
+    return edit.before(product).op(product.name, *narrow, result=product.result.shape, **attrs).result
+
+
+def _narrow(edit: Edit, product: Op, value: Value) -> Value:
+    """A value in bf16; one that was widened from it, as it was."""
+    maker = edit.maker(value)
+    if maker is not None and maker.name == "stablehlo.convert":
+        (source,) = edit.operands(maker)
+        if source.shape.dtype == bf16:
+            return source
+    return edit.before(product).convert(value, result=value.shape.with_dtype(bf16))
