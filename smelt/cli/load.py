@@ -5,21 +5,21 @@ Latency counts from the time at which a request should have left, so that a serv
 
 from __future__ import annotations
 
-import asyncio
+import gc
 import json
-import time
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 
+from smelt.cli import open_loop
+from smelt.cli.open_loop import OpenLoop
 from smelt.cli.sizes import parse_sizes
-from smelt.client.calls import AsyncClient, ServerError
+from smelt.client.calls import AsyncClient
 from smelt.client.wire import BYTES, HEADER, NUMPY, encode_request
 from smelt.dtype import Array
-from smelt.errors import RunError, SmeltError, UnsupportedError
+from smelt.errors import RunError, UnsupportedError
 
 PATIENCE = 30.0  # seconds that an answer may take
 QUANTILES = (50, 90, 99, 99.9)
@@ -32,7 +32,7 @@ def load(
     if rate <= 0 or seconds <= 0:
         got = f"rate {rate:g}, seconds {seconds:g}"
         raise RunError("rate and seconds must be positive", got=got, remedy="--rate 10 --seconds 10")
-    found = asyncio.run(_load(url, model, rate, seconds, parse_sizes(sizes), key, seed))
+    found = open_loop.run(_load(url, model, rate, seconds, parse_sizes(sizes), key, seed))
     if as_json:
         print(json.dumps(found))
         return
@@ -56,43 +56,25 @@ async def _load(
         path, headers = f"/v2/models/{name}/infer", {HEADER: str(length)}
         for _ in range(3):  # connections and caches
             await client.send("POST", path, body, headers, PATIENCE)
-        gaps = generator.exponential(1 / rate, max(1, round(rate * seconds)))
-        latencies: list[float] = []
-        errors: Counter[str] = Counter()
-
-        async def ask(intended: float) -> None:
-            try:
-                await client.send("POST", path, body, headers, PATIENCE)
-            except ServerError as error:
-                errors[f"status {error.status}"] += 1
-            except (SmeltError, OSError, asyncio.IncompleteReadError) as error:
-                errors[type(error).__name__] += 1
-            else:
-                latencies.append(time.perf_counter() - intended)
-
-        started = time.perf_counter()
-        tasks = set[asyncio.Task[None]]()
-        for intended in started + np.cumsum(gaps):
-            wait = float(intended) - time.perf_counter()
-            if wait > 0:
-                await asyncio.sleep(wait)
-            task = asyncio.create_task(ask(float(intended)))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-        sent = time.perf_counter() - started
-        if tasks:
-            await asyncio.wait(tasks)
-    times = np.array(latencies) * 1000 if latencies else np.array([float("nan")])
+        times = np.cumsum(generator.exponential(1 / rate, max(1, round(rate * seconds))))
+        sender = OpenLoop(client, client.message("POST", path, body, headers), times.tolist())
+        gc.collect()
+        gc.freeze()  # pauses of this process would be counted as the server's
+        try:
+            await sender.run(PATIENCE)
+        finally:
+            gc.unfreeze()
+    latencies = np.array(sender.latencies or [float("nan")]) * 1000
     return {
         "model": name,
-        "requests": len(gaps),
-        "seconds": sent,
-        "rate": len(gaps) / sent,
-        "answered": len(latencies),
-        "failed": sum(errors.values()),
-        "errors": dict(errors),
-        "latency_ms": {f"{each:g}": float(np.percentile(times, each)) for each in QUANTILES},
-        "most_ms": float(times.max()),
+        "requests": len(times),
+        "seconds": sender.sent_after,
+        "rate": len(times) / max(sender.sent_after, 1e-9),
+        "answered": len(sender.latencies),
+        "failed": sum(sender.errors.values()),
+        "errors": dict(sender.errors),
+        "latency_ms": {f"{each:g}": float(np.percentile(latencies, each)) for each in QUANTILES},
+        "most_ms": float(latencies.max()),
     }
 
 

@@ -12,7 +12,7 @@ import random
 import ssl
 import threading
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Self, TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -38,8 +38,8 @@ class _Connection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
 
-    async def exchange(self, head: bytes, body: bytes) -> tuple[int, dict[str, str], bytes]:
-        self.writer.write(head + body)
+    async def exchange(self, message: bytes) -> tuple[int, dict[str, str], bytes]:
+        self.writer.write(message)
         await self.writer.drain()
         status_line = await self.reader.readline()
         if not status_line:
@@ -136,6 +136,18 @@ class AsyncClient:
         """One exchange as it is, tried once: for load tests."""
         return (await self._exchange(method, path, body, time.monotonic() + timeout, headers))[1]
 
+    def message(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> bytes:
+        """A request as it is sent."""
+        lines = {"Host": f"{self._host}:{self._port}", "Content-Length": str(len(body)), **headers}
+        if self._key:
+            lines["Authorization"] = f"Bearer {self._key}"
+        head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        return f"{method} {self._path}{path} HTTP/1.1\r\n{head}\r\n".encode("latin-1") + body
+
+    async def connect(self, protocol: Callable[[], asyncio.BaseProtocol]) -> None:
+        """A connection of its own to the server, for load tests."""
+        await asyncio.get_running_loop().create_connection(protocol, self._host, self._port, ssl=self._tls)
+
     async def _json(self, method: str, path: str) -> dict[str, Any]:
         _, answer = await self._ask(method, path, b"", time.monotonic() + self._timeout, {})
         found: dict[str, Any] = json.loads(answer)
@@ -168,15 +180,12 @@ class AsyncClient:
     async def _exchange(
         self, method: str, path: str, body: bytes, end: float, headers: dict[str, str]
     ) -> tuple[dict[str, str], bytes]:
-        lines = {"Host": f"{self._host}:{self._port}", "Content-Length": str(len(body)), **headers}
-        if self._key:
-            lines["Authorization"] = f"Bearer {self._key}"
-        head = f"{method} {self._path}{path} HTTP/1.1\r\n" + "".join(f"{k}: {v}\r\n" for k, v in lines.items()) + "\r\n"
+        message = self.message(method, path, body, headers)
         connection: _Connection | None = None
         try:
             async with asyncio.timeout(max(0.0, end - time.monotonic())):
                 connection = await self._connection()
-                status, answered, answer = await connection.exchange(head.encode("latin-1"), body)
+                status, answered, answer = await connection.exchange(message)
         except TimeoutError:
             self._drop(connection)
             raise TimedOutError(f"{path}: no answer in time") from None

@@ -332,7 +332,7 @@ class Rest:
         outcome = await self.service.infer(
             name, version[0] if version else "", inputs, asked.parameters, started, request
         )
-        return answer(asked, outcome, self.service.regions)
+        return respond(asked, outcome, self.service.regions)
 
 
 class DirectInfer:
@@ -352,7 +352,7 @@ class DirectInfer:
         call = self.service.start(accepted, inputs, asked.parameters, started, request)
         if isinstance(call, InferCall):
             return PendingInfer(call, asked, self.service.regions)
-        return answer(asked, call, self.service.regions)
+        return respond(asked, call, self.service.regions)
 
 
 class PendingInfer:
@@ -372,7 +372,7 @@ class PendingInfer:
         except BaseException as error:
             self._call.fail(error)
             raise
-        return answer(self._asked, self._call.succeed(outputs, self._job.timing), self._regions)
+        return respond(self._asked, self._call.succeed(outputs, self._job.timing), self._regions)
 
     def cancel(self) -> None:
         queue = self._call.version.queue
@@ -435,9 +435,16 @@ def parse(
     return asked, inputs
 
 
+def respond(asked: InferRequest, outcome: Outcome, regions: Regions | None) -> Response:
+    """`answer`, and its time in the statistics."""
+    started = time.perf_counter()
+    response = answer(asked, outcome, regions)
+    outcome.version.stats.output_s += time.perf_counter() - started
+    return response
+
+
 def answer(asked: InferRequest, outcome: Outcome, regions: Regions | None = None) -> Response:
     """The outputs that were asked for, each as JSON or binary as the request says."""
-    before = time.perf_counter()
     wanted = _wanted(asked.outputs, outcome)
     binary_default = asked.parameters.get("binary_data_output") is True
     described: list[dict[str, Any]] = []
@@ -458,7 +465,6 @@ def answer(asked: InferRequest, outcome: Outcome, regions: Regions | None = None
     if asked.id:
         head["id"] = asked.id
     text = _encode(head)
-    version.stats.output_s += time.perf_counter() - before
     if not raw:
         return Response(text, kind=JSON_TYPE)
     length = [(HEADER_LENGTH, str(len(text)).encode())]
