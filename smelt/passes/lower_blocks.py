@@ -1,7 +1,8 @@
 """Products by block-quantised weights: what precision "q8" does to a program, and how native computes it.
 
 `round_activations` is the precision: `dot_general(x, unblock(w))` becomes the composite `smelt.block_dot`, whose
-decomposition rounds activations to 8 bits (`ir.block_ops`), so that every engine computes the same numbers.
+decomposition rounds activations to 8 bits (`ir.block_ops`), so that every engine computes the same numbers. Activations
+that multiply weights of bf16 are rounded to bf16.
 `lower_blocks` is native's: block_dot becomes `smelt.packed_block_dot` over packed weights, and a row that is looked up
 in an unblocked matrix is looked up in the bytes. So weights stay as small as in their file.
 """
@@ -9,7 +10,7 @@ in an unblocked matrix is looked up in the bytes. So weights stay as small as in
 from __future__ import annotations
 
 from smelt.dim import product
-from smelt.dtype import DType, f32, i32
+from smelt.dtype import DType, bf16, f32, i32
 from smelt.ir.attributes import GatherDims
 from smelt.ir.block_layout import Layout
 from smelt.ir.block_ops import BuildOps, dot_decomposition
@@ -20,6 +21,7 @@ from smelt.ir.composites import encode
 from smelt.ir.core import Func, Op, Program, Value
 from smelt.ir.rewrite import Edit
 from smelt.ir.structure import fingerprint
+from smelt.passes.round_products import is_f32_product, round_product
 from smelt.shape import Shape
 
 COMPOSITES = frozenset({"smelt.unblock", "smelt.block_dot"})  # that `lower_blocks` knows
@@ -31,15 +33,23 @@ _Key = tuple[str, Shape, Shape]
 
 
 def round_activations(program: Program) -> Program:
-    """The program with every product by unblocked weights on activations rounded to 8 bits."""
+    """The program with every product by unblocked weights on activations rounded to 8 bits, by bf16 ones to bf16."""
     signatures = {name: func.type for name, func in program.funcs.items()}
     edit, added = Edit(program.main, signatures), dict[_Key, Func]()
     for op in [op for op in edit.ops() if op.name == "stablehlo.dot_general"]:
         made = _block_dot(edit, op, added)
+        if made is None and is_f32_product(op) and _is_widened(edit, op.operands[1]):
+            made = round_product(edit, op)
         if made is not None:
             edit.replace(op.result, made)
             edit.erase_if_dead(op)
-    return program.replace(edit.freeze(), *added.values()) if added else program
+    return program.replace(edit.freeze(), *added.values()) if edit.changed else program
+
+
+def _is_widened(edit: Edit, value: Value) -> bool:
+    """Whether a value was bf16."""
+    maker = edit.maker(value)
+    return maker is not None and maker.name == "stablehlo.convert" and edit.operands(maker)[0].shape.dtype == bf16
 
 
 def _block_dot(edit: Edit, dot: Op, added: dict[_Key, Func]) -> Value | None:

@@ -17,21 +17,22 @@ def round_products(program: Program) -> Program:
     changed = []
     for func in program.funcs.values():
         edit = Edit(func, signatures)
-        products = [each for each in edit.ops() if _is_f32_product(each)]
+        products = [each for each in edit.ops() if is_f32_product(each)]
         for each in products:
-            edit.replace(each.result, _round(edit, each))
+            edit.replace(each.result, round_product(edit, each))
             edit.erase_if_dead(each)
         if products:
             changed.append(edit.freeze())
     return program.replace(*changed) if changed else program
 
 
-def _is_f32_product(op: Op) -> bool:
+def is_f32_product(op: Op) -> bool:
     values = (*op.operands, *op.results)
     return op.name == "stablehlo.dot_general" and all(value.shape.dtype == f32 for value in values)
 
 
-def _round(edit: Edit, product: Op) -> Value:
+def round_product(edit: Edit, product: Op) -> Value:
+    """The same product of bf16 operands."""
     narrow = [_narrow(edit, product, value) for value in edit.operands(product)]
     attrs = {name: value for name, value in product.attrs.items() if name != "algorithm"}
     return edit.before(product).op(product.name, *narrow, result=product.result.shape, **attrs).result

@@ -22,10 +22,10 @@ from tests.llm_gguf import write_gguf
 CASES = {case.name: case for case in Case.load(FIXTURE)}
 
 
-@pytest.fixture(scope="module", params=["gemma2", "mistral", "qwen3moe-some", "llama-biases q4_0"])
+@pytest.fixture(scope="module", params=["gemma2", "mistral", "qwen3moe-some", "llama-biases q4_0", "smollm3 bf16"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LanguageModel]:
     """Windows in some layers, softcaps and grouped heads; windows in all layers, whose pages are given back; a mixture
-    of experts; block-quantised weights, activations in 8 bits."""
+    of experts; block-quantised weights, activations in 8 bits; weights and activations of bf16."""
     name, _, blocks = request.param.partition(" ")
     case, path = CASES[name], Path(tmp_path_factory.mktemp("model"))
     if blocks:

@@ -10,7 +10,7 @@ import pytest
 from smelt.buffer import HostBuffer
 from smelt.device.runtime import runtime
 from smelt.dim import symbol
-from smelt.dtype import Array, f32, i32, ui8
+from smelt.dtype import Array, bf16, f32, i32, ui8
 from smelt.engine.compile import lower
 from smelt.engine.native import NativeEngine, compile_all
 from smelt.errors import DeviceError, UnsupportedError
@@ -204,6 +204,25 @@ def test_other_lookups_and_matmuls_are_unchanged(seed: int) -> None:
     dims = DotDims((), (), (1,), (0,))
     other = sketch.program(sketch.f.dot_general(x, sketch.unblock(row, bytes), dot_dimension_numbers=dims))
     assert round_activations(other) is other
+
+
+def test_activations_are_rounded_to_the_type_of_bf16_weights(seed: int) -> None:
+    """A row's bits are the same alone and among others."""
+    random = np.random.default_rng(seed)
+    x = random.standard_normal((37, 320), np.float32)
+    w = random.standard_normal((50, 320), np.float32).astype(bf16.numpy)
+    f = FuncBuilder(
+        "main", [Shape.of(f32, (symbol("M"), 320)), Shape.of(bf16, w.shape)], arg_attrs=[{}, {WEIGHT: "w1"}]
+    )
+    wide = f.convert(f.args[1], result=Shape.of(f32, w.shape))
+    program = Program.of(f.func(f.dot_general(f.args[0], wide, dot_dimension_numbers=DotDims((), (), (1,), (1,)))))
+    (made,) = compile_all([round_activations(program)])
+    assert not isinstance(made, Exception)
+    bound = bind(made, w)
+    got = np.asarray(bound(x)[0])
+    expected = x.astype(bf16.numpy).astype(np.float64) @ w.astype(np.float64).T
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-4)
+    same_bits(bound(x[5:6])[0], got[5:6])
 
 
 def test_unknown_precisions_are_refused() -> None:
