@@ -21,6 +21,7 @@ from smelt.errors import RunError, ShapeError, SizeError, SmeltError
 from smelt.ir.blocks import BLOCKS
 from smelt.ir.interpret import run
 from smelt.ir.text import parse
+from smelt.kernel.build import paged_attention_simt
 from smelt.passes.lower_blocks import round_activations
 from smelt.run.load import every_code
 from smelt.shape import Shape
@@ -29,6 +30,7 @@ from tests.cuda.emulated import EmulatedCuda
 from tests.llm_checkpoints import FIXTURE, TOLERANCE, Case, write_checkpoint
 from tests.property.models import MODELS
 from tests.property.problems import KINDS, Problem, difference, draw, edges
+from tests.unit.ir import test_paged_attention_op as paged
 from tests.unit.kernel import test_block_dot
 from tests.unit.kernel import test_data_dependent_sizes as sized
 
@@ -171,6 +173,22 @@ def test_a_language_model(emulated: EmulatedCuda, tmp_path: Path) -> None:
         logits = model.logits(case.tokens)
         assert np.abs(logits - case.logits).max() <= TOLERANCE * np.abs(case.logits).max()
         assert [*model.generate(case.tokens, max_tokens=3, ignore_end=True).ids] == case.ids[:3]
+
+
+def test_paged_attention(emulated: EmulatedCuda, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few queries by chunks of keys, more of them by blocks; the bits of one among few are its own."""
+    monkeypatch.setattr(paged_attention_simt, "CHUNK", 32)
+    programs = [paged.program(case) for case in paged.CASES.values()]
+    for case, made in zip(paged.CASES.values(), compile_all(programs, emulated.target()), strict=True):
+        assert not isinstance(made, SmeltError), made
+        given = paged.inputs(case, seed)
+        count, want = len(given[0]), paged.expected(case, given)
+        found = {}
+        for start, end in ((0, count), (0, 20), (11, 16)):
+            some = [each[start:end] if i in (0, 4, 5) else each for i, each in enumerate(given)]
+            found[start] = made(*some)[0].numpy()
+            np.testing.assert_allclose(found[start], want[start:end], rtol=2e-5, atol=2e-6)
+        np.testing.assert_array_equal(found[0][11:16], found[11])
 
 
 def test_repeated_calls_replay_a_graph(emulated: EmulatedCuda) -> None:

@@ -72,9 +72,15 @@ class Paged(Frozen):
 
 @sink("smelt.paged_attention", anchor=True, addressed=(1, 2), in_runs=(1, 2))
 def paged_attention(nest: Nest, op: Op, output: Output) -> None:
-    """A block begins at multiples of its size and where another sequence begins; other iterations have no work."""
+    build_blocks(nest, op, output, 1)
+
+
+def build_blocks(nest: Nest, op: Op, output: Output, here: Size) -> None:
+    """A block begins at multiples of its size and where another sequence begins; other iterations have no work.
+
+    `here` is 1, or 0 if there are too few queries at run time."""
     paged = Paged.of(op)
-    with nest.loops((paged.count, paged.parts, paged.groups)) as (token, part, group):
+    with nest.loops((paged.count * here, paged.parts, paged.groups)) as (token, part, group):
         inside = nest.let(Remainder(token, paged.together))
         before = nest.apply("maximum", nest.let(add(token, -1)), Number(0))
         sequence, previous = (_index(nest, op, 4, each) for each in (token, before))
