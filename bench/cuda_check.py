@@ -1,7 +1,9 @@
 """`python -m bench.cuda_check --out FILE.json`: everything that only a GPU can show, in one run with time limits.
 
-    spike      a map and GEMVs: bytes per second of the kernels
-    gemm       4096³ in bf16, beside cuBLAS through torch where that is installed
+    gemm       4096³ in bf16 in several variants, beside cuBLAS through torch where that is installed
+    few        few rows by bf16 weights in several variants: bytes per second
+    spike      a map, a reduction, GEMVs of f32: bytes per second
+    overhead   the time of a call of a small program
     models     digits.onnx and small models: the same bits as on the processor, or how far off
     networks   every ONNX file of --models: time of a call, time of its kernels, difference from the processor
     stablehlo  the StableHLO programs of --suites through the native engine on `cuda`
@@ -20,17 +22,17 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from smelt.device.host_plan import PlanProgram
+from smelt.device.gpu_program import GpuBound
 
 ROOT = Path(__file__).resolve().parents[1]
-PARTS = ("spike", "gemm", "models", "networks", "stablehlo", "onnx")
+PARTS = ("gemm", "few", "spike", "overhead", "models", "networks", "stablehlo", "onnx")
 REPEATS = 20
 
 
@@ -41,31 +43,45 @@ class Timed:
     """A driver whose launches stand between two events, each by itself: no graph is replayed."""
 
     def __init__(self, driver: Any) -> None:
-        self.driver, self.plain, self.straight = driver, driver.launch, PlanProgram.is_straight
-        self.marks: list[tuple[Any, Any]] = []
+        self.driver, self.plain, self.replay = driver, driver.launch, GpuBound._replay
+        self.marks: list[tuple[Any, Any, Any, tuple[int, ...]]] = []
 
     def __enter__(self) -> Timed:
-        def launch(*given: Any) -> None:
+        def launch(function: Any, blocks: int, threads: int, arguments: Any, shared: int = 0) -> None:
             first = self.driver.event()
-            self.plain(*given)
-            self.marks.append((first, self.driver.event()))
+            self.plain(function, blocks, threads, arguments, shared)
+            self.marks.append((first, self.driver.event(), function, (blocks, threads, shared)))
 
         self.driver.launch = launch
-        PlanProgram.is_straight = property(lambda _: False)  # type: ignore[method-assign, assignment]
+        GpuBound._replay = lambda _, run, key: run.start()  # type: ignore[method-assign, assignment]
         return self
 
     def __exit__(self, *_: object) -> None:
         self.driver.launch = self.plain
-        PlanProgram.is_straight = self.straight  # type: ignore[method-assign]
+        GpuBound._replay = self.replay  # type: ignore[method-assign]
 
     def seconds(self) -> list[float]:
-        found = [self.driver.seconds(*each) for each in self.marks]
+        found = [self.driver.seconds(first, second) for first, second, *_ in self.marks]
         self.marks.clear()
         return found
 
+    def kernels(self, most: int = 12) -> list[dict[str, Any]]:
+        """The kernels that took longest: seconds and launches of each, and what it takes."""
+        found: dict[str, dict[str, Any]] = {}
+        for first, second, function, (blocks, threads, shared) in self.marks:
+            about = self.driver.describe(function)
+            held = found.setdefault(about["name"], {**about, "seconds": 0.0, "launches": 0})
+            held |= {"blocks": blocks, "threads": threads, "dynamic": shared, "launches": held["launches"] + 1}
+            held["seconds"] += self.driver.seconds(first, second)
+        self.marks.clear()
+        return sorted(found.values(), key=lambda each: -each["seconds"])[:most]
 
-def kernel_seconds(program: str, array: Any, weights: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The least and the median time of a program's kernels together, and of a call with its overhead."""
+
+def kernel_seconds(
+    program: str, array: Any, weights: dict[str, Any] | None = None, want: Any = None, repeats: int = REPEATS
+) -> dict[str, Any]:
+    """The least and the median time of a program's kernels together, of a call with its overhead, and of a call that
+    is not waited for. `want`: the first rows of the result; how far off it is, relative to its scale."""
     from smelt.buffer import HostBuffer
     from smelt.device.registry import find_device
     from smelt.engine.native import native_engine
@@ -76,19 +92,27 @@ def kernel_seconds(program: str, array: Any, weights: dict[str, Any] | None = No
     bound = Weights.of({name: HostBuffer.of(each) for name, each in (weights or {}).items()})
     executable = engine.compile(parse(program)).prepare(bound)
     inputs = [engine.put(HostBuffer.of(array))]  # type: ignore[attr-defined]
-    executable(*inputs)[0].wait()
+    result = executable(*inputs)[0].numpy()
+    found: dict[str, Any] = {} if want is None else {"off": _off(result[: len(want)], want)}
     calls = []
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         start = time.perf_counter()
         executable(*inputs)[0].wait()
         calls.append(time.perf_counter() - start)
+    start = time.perf_counter()
+    for _ in range(repeats):
+        last = executable(*inputs)[0]
+    last.wait()
+    found["stream"] = (time.perf_counter() - start) / repeats
     sums = []
     with Timed(driver) as timed:
-        for _ in range(REPEATS):
+        for _ in range(repeats):
             executable(*inputs)
             sums.append(sum(timed.seconds()))
-    kernels = [f"{use.kind} × {use.count}" for use in executable.kernels]
-    return {"least": min(sums), "median": statistics.median(sums), "call": min(calls), "kernels": kernels}
+        executable(*inputs)
+        found["kernels"] = timed.kernels(3)
+    executable.close()
+    return {"least": min(sums), "median": statistics.median(sums), "call": min(calls), **found}
 
 
 def dot_text(rows: int, depth: int, columns: int, element: str) -> str:
@@ -118,29 +142,141 @@ def spike(options: argparse.Namespace) -> dict[str, Any]:
 }}"""
     timed = kernel_seconds(text, np.ones(count, np.float32))
     found: dict[str, Any] = {"map": {**timed, "bytes_per_second": 8 * count / timed["least"]}}
-    for element, size in (("f32", 4), ("bf16", 2)):
-        for columns, depth in ((4096, 4096), (28672, 4096), (4096, 14336)):
-            columns, depth = columns // options.smaller, depth // options.smaller
-            for rows in (1, 8):
-                weights = {"w": random((depth, columns), element)}
-                timed = kernel_seconds(dot_text(rows, depth, columns, element), random((rows, depth), element), weights)
-                moved = size * depth * columns
-                name = f"gemv {rows}x{depth}x{columns} {element}"
-                found[name] = {**timed, "bytes_per_second": moved / timed["least"]}
+    rows, wide = 4096 // options.smaller, 4096 // options.smaller
+    text = f"""func.func @main(%x: tensor<{rows}x{wide}xf32>) -> tensor<{rows}xf32> {{
+  %z = stablehlo.constant dense<0.0> : tensor<f32>
+  %0 = stablehlo.reduce(%x init: %z) applies stablehlo.add across dimensions = [1] :
+    (tensor<{rows}x{wide}xf32>, tensor<f32>) -> tensor<{rows}xf32>
+  return %0 : tensor<{rows}xf32>
+}}"""
+    timed = kernel_seconds(text, random((rows, wide), "f32"))
+    found["rows"] = {**timed, "bytes_per_second": 4 * rows * wide / timed["least"]}
+    for columns, depth in ((4096, 4096), (28672, 4096)):
+        columns, depth = columns // options.smaller, depth // options.smaller
+        for rows in (1, 8):
+            timed = _dot(rows, depth, columns, "f32")
+            found[f"gemv {rows}x{depth}x{columns} f32"] = {
+                **timed,
+                "bytes_per_second": 4 * depth * columns / timed["least"],
+            }
     return found
+
+
+def _dot(rows: int, depth: int, columns: int, element: str, repeats: int = REPEATS) -> dict[str, Any]:
+    """A product, timed; its first rows are checked against doubles."""
+    x, w = random((rows, depth), element), random((depth, columns), element)
+    some = x[:16].astype(np.float64) @ w.astype(np.float64)
+    return kernel_seconds(dot_text(rows, depth, columns, element), x, {"w": w}, some, repeats)
+
+
+# ---- variants of the kernels on tensor cores ----
+
+
+def _variants(name: str) -> Iterator[str]:
+    """What smelt chooses, then other sizes and instructions, each as a change of the modules that decide."""
+    from smelt.kernel.build import gemm_simt
+    from smelt.kernel.emit import tile_mma
+    from smelt.kernel.loops import tensor_tile
+
+    usual = dict(tensor_tile.STAGES)
+    texts = {each: getattr(tile_mma, each) for each in ("INSTRUCTIONS", "FEW", "TILE")}
+    wide, many = gemm_simt.wide_tile, gemm_simt.MANY_COLUMNS
+
+    def reset() -> None:
+        tensor_tile.STAGES.update(usual)
+        for each, text in texts.items():
+            setattr(tile_mma, each, text)
+        gemm_simt.wide_tile, gemm_simt.MANY_COLUMNS = wide, many
+
+    def tile(columns: int, stages: int, wgmma: bool = True) -> None:
+        gemm_simt.wide_tile = lambda *_: columns
+        tensor_tile.STAGES[columns] = stages
+        if not wgmma:
+            tile_mma.INSTRUCTIONS = tile_mma.INSTRUCTIONS.replace("#define SMELT_WGMMA 1", "")
+
+    def few(columns: int, steps: int) -> None:
+        gemm_simt.MANY_COLUMNS = 0 if columns == 32 else 1 << 30
+        tile_mma.FEW = tile_mma.FEW.replace("STEPS = 4 / TILES", f"STEPS = {steps} / TILES")
+
+    tiles = ((256, 4), (256, 3), (128, 3), (128, 4), (128, 6), (64, 3), (64, 4))
+    changes: dict[str, list[tuple[str, Callable[[], None]]]] = {
+        "gemm": [
+            *((f"{columns} columns, {stages} stages", partial(tile, columns, stages)) for columns, stages in tiles),
+            *((f"{columns} columns, mma.sync", partial(tile, columns, 3, False)) for columns in (64, 128)),
+            ("256 columns, mma.sync", partial(tile, 256, 4, False)),
+        ],
+        "few": [
+            (f"{columns} columns, {steps} steps", partial(few, columns, steps))
+            for columns, steps in ((16, 4), (32, 4), (16, 2), (16, 8), (32, 8))
+        ],
+    }
+    yield "chosen"
+    for what, change in changes[name]:
+        change()
+        yield what
+        reset()
 
 
 def gemm(options: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for side, element in ((4096, "bf16"), (4096, "f32"), (1024, "bf16")):
+    for side, element in ((4096, "bf16"), (1024, "bf16"), (4096, "f32")):
         side //= options.smaller
-        square = random((side, side), element)
-        timed = kernel_seconds(dot_text(side, side, side, element), square, {"w": square})
-        found[f"{side} {element}"] = {**timed, "flops_per_second": 2 * side**3 / timed["least"]}
         peer = _torch_gemm(side, element)
-        if peer is not None:
-            found[f"{side} {element}"]["cublas"] = {"least": peer, "flops_per_second": 2 * side**3 / peer}
+        for what in _variants("gemm") if element == "bf16" else ("chosen",):
+            found[f"{side} {element} {what}"] = _flops(side, element, peer)
     return found
+
+
+def _flops(side: int, element: str, peer: float | None) -> dict[str, Any]:
+    try:
+        timed = _dot(side, side, side, element)
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"[:400]}
+    timed["flops_per_second"] = 2 * side**3 / timed["least"]
+    if peer is not None:
+        timed |= {"cublas": 2 * side**3 / peer, "share": peer / timed["least"]}
+    print(side, element, json.dumps(timed)[:300], file=sys.stderr, flush=True)
+    return timed
+
+
+def few(options: argparse.Namespace) -> dict[str, Any]:
+    """Few rows by bf16 weights, as in decoding: bytes of the weights per second."""
+    found: dict[str, Any] = {}
+    shapes = [(4096, 4096), (4096, 14336), (14336, 4096), (4096, 1024), (4096, 128256)]
+    for depth, columns in [(a // options.smaller, b // options.smaller) for a, b in shapes]:
+        for rows in (1, 8, 32):
+            for what in _variants("few") if columns < 100_000 and rows != 8 else ("chosen",):
+                try:
+                    timed = _dot(rows, depth, columns, "bf16")
+                    timed["bytes_per_second"] = 2 * depth * columns / timed["least"]
+                except Exception as error:
+                    timed = {"error": f"{type(error).__name__}: {error}"[:400]}
+                found[f"{rows}x{depth}x{columns} {what}"] = timed
+    return found
+
+
+def overhead(options: argparse.Namespace) -> dict[str, Any]:
+    """A small program of several kernels, replayed as a graph: a call that is waited for, and one of many in a row."""
+    from smelt.buffer import HostBuffer
+    from smelt.engine.native import native_engine
+    from smelt.weights import Weights
+    from tests.property.models import MODELS
+
+    engine, model = native_engine("cuda"), MODELS["perceptron"]
+    made = engine.compile(model.dynamic_program()).prepare(Weights.of(model.values(1)))
+    args = model.arguments(np.random.default_rng(1), model.tried[0])
+    inputs = [engine.put(HostBuffer.of(each)) for each in args]  # type: ignore[attr-defined]
+    for _ in range(10):
+        made(*inputs)[0].wait()
+    waited, start = [], time.perf_counter()
+    for _ in range(200):
+        waited.append(_seconds(lambda: made(*inputs)[0].wait()))
+    start = time.perf_counter()
+    for _ in range(200):
+        last = made(*inputs)[0]
+    begun = (time.perf_counter() - start) / 200
+    last.wait()
+    return {"waited": min(waited), "begun": begun}
 
 
 def _torch_gemm(side: int, element: str) -> float | None:
@@ -219,16 +355,19 @@ def networks(options: argparse.Namespace) -> dict[str, Any]:
                 calls = [_seconds(partial(there, *inputs)) for _ in range(REPEATS)]
                 with Timed(find_device("cuda").driver) as timed:  # type: ignore[attr-defined]
                     there(*inputs)
-                    kernels = timed.seconds()
+                    timed.seconds()
+                    there(*inputs)
+                    kernels = timed.kernels(1000)
             with smelt.load(path, engine="native") as here:
                 want = here(*inputs)
             off = {name: _off(got[name], want[name]) for name in want}
             found[path.stem] = {
                 "first_call": compiled,
                 "call": min(calls),
-                "kernels": sum(kernels),
-                "launches": len(kernels),
+                "kernels": sum(each["seconds"] for each in kernels),
+                "launches": sum(each["launches"] for each in kernels),
                 "off": off,
+                "longest": kernels[:10],
             }
         except Exception as error:
             found[path.stem] = {"error": f"{type(error).__name__}: {error}"[:600]}
@@ -280,8 +419,10 @@ def _suite(command: list[str], options: argparse.Namespace) -> dict[str, Any]:
 
 
 RUN: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
-    "spike": spike,
     "gemm": gemm,
+    "few": few,
+    "spike": spike,
+    "overhead": overhead,
     "models": models,
     "networks": networks,
     "stablehlo": stablehlo,

@@ -151,6 +151,20 @@ class CudaDriver:
         sizes = (blocks, 1, 1, threads, 1, 1, shared)
         _checked(self._cuda.cuLaunchKernel(function, *sizes, self._here, int(table.ctypes.data), 0), "a launch")
 
+    def describe(self, function: Any) -> dict[str, Any]:
+        """The name of a kernel, and what a thread and a block of it take."""
+        self._enter()
+        kinds = self._cuda.CUfunction_attribute
+        wanted = {"registers": "NUM_REGS", "spilled": "LOCAL_SIZE_BYTES", "shared": "SHARED_SIZE_BYTES"}
+        found: dict[str, Any] = {
+            name: int(
+                _checked(self._cuda.cuFuncGetAttribute(getattr(kinds, f"CU_FUNC_ATTRIBUTE_{each}"), function), name)
+            )
+            for name, each in wanted.items()
+        }
+        name = _checked(self._cuda.cuFuncGetName(function), "asking for a name")
+        return {"name": name.decode() if isinstance(name, bytes) else str(name), **found}
+
     # -- memory --
 
     def allocate(self, count: int) -> int:

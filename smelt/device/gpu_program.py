@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -122,15 +123,27 @@ def bring(driver: Driver, given: Any, shape: Shape, what: str) -> GpuBuffer:
 
 
 class Recorded:
-    """A graph of a call, and the memory of its launches."""
+    """A call: a graph for each run of launches and copies, and the memory of launches."""
 
-    __slots__ = ("__weakref__", "graph", "memory")
+    __slots__ = ("__weakref__", "graphs", "memory")
 
     def __init__(self, driver: Driver, run: Run) -> None:
         self.memory = Block(driver, run.launch_bytes())
         run.memory, run.memory_bytes = self.memory.address, self.memory.bytes
-        self.graph = driver.record(run.start)
-        weakref.finalize(self, driver.forget, self.graph).atexit = False
+        self.graphs: list[Any] = []
+        for plain, steps in run.program.segments:
+            graph = driver.record(partial(run.steps, steps)) if plain else None
+            self.graphs.append(graph)
+            if plain:
+                weakref.finalize(self, driver.forget, graph).atexit = False
+
+    def replay(self, run: Run) -> None:
+        """The steps that are in no graph need this call's own `run`."""
+        for graph, (plain, steps) in zip(self.graphs, run.program.segments, strict=True):
+            if plain:
+                run.driver.replay(graph)
+            else:
+                run.steps(steps)
 
 
 class GpuBound:
@@ -244,7 +257,7 @@ class GpuBound:
 
     def _start(self, run: Run, key: tuple[int, ...]) -> None:
         try:
-            if self._program.plan.is_straight:
+            if self._program.plan.segments:
                 self._replay(run, key)
             else:
                 run.start()
@@ -263,7 +276,7 @@ class GpuBound:
             run.start()
         else:
             known = known or Recorded(self._program.driver, run)
-            self._program.driver.replay(known.graph)
+            known.replay(run)
             self._graphs[key] = known
         for held in (self._seen, self._graphs):
             if len(held) > MOST_GRAPHS:

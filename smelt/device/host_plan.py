@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain, groupby
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ MOST_BLOCKS = 1 << 20
 MOST_SCRATCH = 256 << 20  # bytes of one launch
 MOST_BYTES = 1 << 50  # of one buffer of data-dependent size: more is a mistake
 LIMIT = 1 << 63
+STRAIGHT = ("launch", "copy", "ensure")  # steps that do not depend on data
 
 
 class PlanError(Exception):
@@ -42,11 +45,17 @@ class PlanProgram:
         self.functions = {name: find(name) for name in _functions(plan["steps"])}
         self._known: dict[tuple[int, ...], Sized] = {}
 
-    @property
-    def is_straight(self) -> bool:
-        """Whether a call is launches and copies alone, more than one: nothing depends on data."""
+    @cached_property
+    def segments(self) -> tuple[tuple[bool, tuple[Mapping[str, Any], ...]], ...]:
+        """The steps in runs: of launches and copies alone, which a graph may hold (True), and of others.
+
+        Empty where sizes depend on data, or where no run is worth a graph.
+        """
         steps = self.plan["steps"]
-        return len(steps) > 1 and all(step["do"] in ("launch", "copy", "ensure") for step in steps)
+        if "measure" in _kinds(steps):
+            return ()
+        runs = tuple((plain, tuple(run)) for plain, run in groupby(steps, lambda step: step["do"] in STRAIGHT))
+        return runs if any(plain and len(run) > 1 for plain, run in runs) else ()
 
     def sized(self, values: Sequence[int]) -> Sized:
         """What a call with these symbols needs. Raises PlanError where a check of sizes fails."""
@@ -58,6 +67,12 @@ class PlanProgram:
                 self._known.clear()
             self._known[key] = found
         return found
+
+
+def _kinds(steps: Sequence[Mapping[str, Any]]) -> set[str]:
+    """The kinds of steps and of those inside them."""
+    inside = [(*step.get("head", ()), *step.get("body", ()), *chain(*step.get("branches", ()))) for step in steps]
+    return {step["do"] for step in steps}.union(*map(_kinds, inside))
 
 
 def _functions(steps: Sequence[Mapping[str, Any]]) -> set[str]:
@@ -158,7 +173,7 @@ class Run:
         self.steps(self.program.plan["steps"])
 
     def launch_bytes(self) -> int:
-        """The memory of launches, of a program that is straight."""
+        """The memory of launches, except of those in loops and branches."""
         steps = (step["launches"] for step in self.program.plan["steps"] if step["do"] == "launch")
         return max(map(self.needed, steps), default=0)
 

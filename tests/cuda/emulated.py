@@ -98,6 +98,9 @@ class EmulatedDriver:
         for address in self.held:
             self.check(address)
 
+    def describe(self, function: Any) -> dict[str, Any]:
+        return {"name": function.__name__.removeprefix("emulate_")}
+
     def allocate(self, count: int) -> int:
         if self.spare.get(count):  # as a driver's pool does: freed memory comes again
             address, block = self.spare[count].pop()

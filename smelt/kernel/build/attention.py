@@ -41,6 +41,7 @@ from smelt.kernel.loops.nest import Nest, flat, tensor
 from smelt.kernel.tune.schedules import AttentionBlock, KernelKey
 from smelt.shape import Shape
 
+Decode = Callable[[Nest, Attention, AttentionSchedule, Size, Output], None]  # builds the kernel for few queries
 SUM_BLOCK = 16  # weights per partial sum, which keeps rounding errors small
 FEW_BLOCKS = 2  # up to this many blocks of queries, copying keys does not pay
 
@@ -67,11 +68,13 @@ def _key_of(attn: Attention) -> KernelKey:
     )
 
 
-def build(nest: Nest, attn: Attention, schedule: AttentionSchedule, output: Output) -> None:
+def build(
+    nest: Nest, attn: Attention, schedule: AttentionSchedule, output: Output, decode: Decode = build_decode
+) -> None:
     """The loops; with a dynamic number of queries both the decode and the block kernel."""
     has_many: Size = minimum(maximum(attn.queries - schedule.few, 0), 1)  # 1 for the block kernel
     if has_many != 1:
-        build_decode(nest, attn, schedule, 1 - has_many, output)
+        decode(nest, attn, schedule, 1 - has_many, output)
     if has_many != 0:
         _build_blocks(nest, attn, schedule, has_many, output)
 

@@ -50,7 +50,7 @@ def build_decode(nest: Nest, attn: Attention, schedule: AttentionSchedule, here:
                 with nest.loop(attn.values, "lane") as e:
                     nest.store(parts, add(place, e, 2), nest.read(result, e, f32))
     if parts is not None:
-        _join(nest, attn, parts, kept, here, output)
+        join_chunks(nest, attn, parts, kept, here, output)
 
 
 def _score(nest: Nest, attn: Attention, at: At, scores: str, start: Expr, count: Expr) -> None:
@@ -139,7 +139,7 @@ def _sum(nest: Nest, attn: Attention, at: At, scores: str, start: Expr, count: E
     return result
 
 
-def _join(nest: Nest, attn: Attention, parts: int, kept: tuple[Size, ...], here: Size, output: Output) -> None:
+def join_chunks(nest: Nest, attn: Attention, parts: int, kept: tuple[Size, ...], here: Size, output: Output) -> None:
     """Combine the chunks of each query, in order."""
     axes = attn.axes
     chunks, values = kept[len(attn.heads)], attn.values

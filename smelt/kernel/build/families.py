@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from smelt.kernel.build import (
     attention,
+    attention_simt,
     blocks,
     conv,
     conv_simt,
@@ -18,6 +19,7 @@ from smelt.kernel.build import (
     gemm_simt,
     linalg,
     paged_attention,
+    paged_attention_simt,
     quantise,
     random,
     reduce,
@@ -33,7 +35,7 @@ from smelt.kernel.loops.nest import PULLS
 
 FAMILIES = (
     *(elementwise, quantise, gather_scatter, reduce, window, select_and_scatter, scan, sort),
-    *(gemm_simt, conv_simt),
+    *(gemm_simt, conv_simt, attention_simt, paged_attention_simt),
     *(gemm, relayout, blocks, conv, depthwise, winograd, attention, paged_attention, linalg, fft, random),
 )
 

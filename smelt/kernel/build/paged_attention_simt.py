@@ -1,4 +1,4 @@
-"""Paged attention of a few queries on a GPU (flash-decoding): a block of threads takes a chunk of the keys of one query.
+"""Paged attention of a few queries on a GPU (flash-decoding): a block of threads takes a chunk of keys of one query.
 
 Each chunk gives its maximum, its sum of weights and its weighted sum of values, for all heads of queries that share a
 head of keys. A second launch combines them in order. Chunks begin at multiples of their size, so the bits of a query
@@ -98,8 +98,8 @@ class _Chunk:
         nest, paged, op = self.nest, self.paged, self.paged.op
         queries = nest.tile("query", f32, paged.shared * paged.depth)
         with nest.loop(paged.shared * paged.depth, "lane") as at:
-            head, d = (nest.let(each) for each in split(at, paged.depth))
-            element = nest.pull(op.operands[0], (self.token, add(scale(self.group, paged.shared), head), d))
+            inner, d = (nest.let(each) for each in split(at, paged.depth))
+            element = nest.pull(op.operands[0], (self.token, add(scale(self.group, paged.shared), inner), d))
             scaled = nest.apply("multiply", nest.convert(element, f32), Number(paged.numbers.scale, f32))
             nest.write(queries, at, scaled)
         sequence = to_index(nest, nest.pull(op.operands[4], (self.token,)))
@@ -166,11 +166,11 @@ class _Chunk:
                 for head, sum_of in zip(heads, totals, strict=True):
                     nest.write(sums, add(scale(number, paged.shared * wide), head * wide, e), nest.keep(sum_of))
         with nest.loop(paged.shared * wide, "lane") as at:
-            head, e = (nest.let(part) for part in split(at, wide))
+            inner, e = (nest.let(part) for part in split(at, wide))
             total = nest.read(sums, at, f32)
-            for number in range(1, slices):
-                total = nest.apply("add", total, nest.read(sums, add(at, number * paged.shared * wide), f32))
-            nest.store(parts, place(head, e), total)
+            for later in range(1, slices):
+                total = nest.apply("add", total, nest.read(sums, add(at, later * paged.shared * wide), f32))
+            nest.store(parts, place(inner, e), total)
 
 
 def _safe(nest: Nest, best: Expr) -> Expr:

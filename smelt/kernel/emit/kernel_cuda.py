@@ -23,11 +23,13 @@ from smelt.kernel.loops.grammar import (
     Fail,
     Fold,
     For,
+    Let,
     Load,
     Mma,
     Number,
     Quotient,
     Remainder,
+    Set,
     Stmt,
     Store,
     Tile,
@@ -35,13 +37,15 @@ from smelt.kernel.loops.grammar import (
     Var,
     walk_statements,
 )
-from smelt.kernel.loops.simt import WARP, Stage, map_to_grid, reads_from, static_extent, stores_to
+from smelt.kernel.loops.simt import THREADS, WARP, Stage, map_to_grid, reads_from, static_extent, stores_to
 from smelt.kernel.loops.tensor_tile import FEW_TENSOR, TENSOR, tile_columns
 from smelt.kernel.plan.plan import Kernel
 
 FEW_ROWS, FEW_COLUMNS = 8, (16, 32, 64)  # that `smelt_few_FORM` is for
 LANE = "smelt_lane"  # a thread's number in its group
 SMALL = 1 << 31
+STAGED = 1024  # terms of a reduction in shared memory,
+STAGED_BESIDE = 16 << 10  # beside at most so many bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +187,9 @@ class StagePrinter(Printer):
                 return self.shared_loop(stmt, depth)
             case For(var, extent, body):
                 head = f"{pad}for (i64 {var.name} = 0; {var.name} < {self.expr(extent)}; {var.name}++) {{"
-                return [head, *self.block(body, depth + 1), f"{pad}}}"]
+                simple = self.alone and all(isinstance(each, Let | Set) for each in body)
+                at_once = ["#pragma unroll 8"] if simple else []  # loads of several iterations
+                return [*at_once, head, *self.block(body, depth + 1), f"{pad}}}"]
             case Store() if not self.alone:
                 (line,) = self.plain(stmt, 0)
                 return self.fenced([f"{pad}if ({LANE} == 0) {line}"], stmt, pad, always=True)
@@ -260,15 +266,43 @@ class StagePrinter(Printer):
             f"{pad}  {total} = sum;",
             f"{pad}}} else {{",
             f"{pad}  {kind} part = {math.literal(identity(fold.function, wide).value, wide)};",
-            "#pragma unroll 8",  # loads of several terms at once
-            f"{pad}  for (i64 {var} = {LANE} % {WARP}; {var} < {extent}; {var} += {WARP}) {{",
-            *body,
-            f"{pad}    part = {step('part', value, wide)};",
-            f"{pad}  }}",
+            *self.terms(fold, depth + 1, body, value, step("part", "term", wide)),
             *tree,
             f"{pad}  part = smelt_shuffle_first(part);",
             f"{pad}  {total} = {step(start, 'part', fold.total.dtype)};",
             f"{pad}}}",
+        ]
+
+    def terms(self, fold: Fold, depth: int, body: list[str], value: str, add: str) -> list[str]:
+        """The loop of a thread over its terms. In a block all threads compute terms, which go through shared memory."""
+        pad, kind, var, extent = "  " * depth, math.register(fold.accumulator), fold.var.name, self.expr(fold.extent)
+        far = any(isinstance(array, int) for array in reads_from((fold,)))
+        if self.stage.group == "warp" or not far or self.stage.ring or self.stage.shared > STAGED_BESIDE:
+            return [
+                "#pragma unroll 8",  # loads of several terms at once
+                f"{pad}for (i64 {var} = {LANE} % {WARP}; {var} < {extent}; {var} += {WARP}) {{",
+                *body,
+                f"{pad}  const {kind} term = {value};",
+                f"{pad}  part = {add};",
+                f"{pad}}}",
+            ]
+        last = f"({extent} - first < {STAGED} ? (int)({extent} - first) : {STAGED})"
+        self.locals["terms"] = f"  __shared__ __align__(16) char smelt_terms[{16 * STAGED}];"
+        return [
+            f"{pad}{{ {kind} *const terms = ({kind} *)smelt_terms;",
+            f"{pad}for (i64 first = 0; first < {extent}; first += {STAGED}) {{",
+            f"{pad}  __syncthreads();",
+            f"{pad}  for (i64 {var} = first + {LANE}; {var} < first + {last}; {var} += {THREADS}) {{",
+            *body,
+            f"{pad}    terms[{var} - first] = {value};",
+            f"{pad}  }}",
+            f"{pad}  __syncthreads();",
+            "#pragma unroll 8",
+            f"{pad}  for (int at = {LANE} % {WARP}; at < {last}; at += {WARP}) {{",
+            f"{pad}    const {kind} term = terms[at];",
+            f"{pad}    part = {add};",
+            f"{pad}  }}",
+            f"{pad}}} }}",
         ]
 
     def mma(self, mma: Mma) -> str:

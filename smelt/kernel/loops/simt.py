@@ -168,7 +168,9 @@ def _stage(part: _Part, saved: Saved) -> Stage:
     found = [each for each in walk_statements(body) if isinstance(each, Tile) and each not in outside]
     products = [each for each in walk_statements(body) if isinstance(each, Mma) and each.form in TENSOR]
     ring = max((ring_bytes(each.form, tile_columns(each)) for each in products), default=0)
-    threads, tiles, spilled, shared, scratch = _memory(group, found) if not ring else _around(products, ring, found)
+    threads, tiles, spilled, shared, scratch = (
+        _memory(group, found, _has(body, Mma | BlockMma | Transpose)) if not ring else _around(products, ring, found)
+    )
     return Stage(
         before,
         body,
@@ -243,7 +245,7 @@ def _has(statements: Sequence[Stmt], kind: type | object) -> bool:
 
 
 def _memory(
-    group: str, tiles: Sequence[Tile]
+    group: str, tiles: Sequence[Tile], multiplies: bool
 ) -> tuple[int, tuple[tuple[Tile, int], ...], tuple[tuple[Tile, int], ...], int, int]:
     """(threads of a block, tiles in shared memory, tiles in device memory, bytes of both for one group)."""
     if group == "thread":  # tiles are local arrays
@@ -251,7 +253,7 @@ def _memory(
     placed: list[tuple[Tile, int]] = []
     spilled: list[tuple[Tile, int]] = []
     shared = scratch = 0
-    room = SHARED - MICRO_KERNEL if group == "block" else SHARED
+    room = SHARED - MICRO_KERNEL if multiplies else SHARED
     for tile in sorted(dict.fromkeys(tiles), key=tile_bytes):
         size = _rounded(tile_bytes(tile))
         if shared + size <= room:

@@ -18,6 +18,7 @@ from smelt.ir.ops.control import ASSERTIONS, PLACEMENT
 from smelt.ir.ops.signature import bare_symbol
 from smelt.ir.size_checks import Check
 from smelt.kernel.build import reduce as build_reduce
+from smelt.kernel.build import reduce_simt
 from smelt.kernel.build import transpose as build_transpose
 from smelt.kernel.build.elementwise import write_border
 from smelt.kernel.build.families import ANCHORS, SINKS, UPDATES
@@ -316,6 +317,14 @@ class _Fusion:
         target = outputs[op.result]
         return [self._launch_variants(op, outputs, lambda nest: build_reduce.reduce_columns(nest, op, target))]
 
+    def _write_long_selection(self, op: Op, outputs: Outputs) -> list[Step] | None:
+        whole = len(outputs) == len(op.results)
+        if self.target.kind != "simt" or not whole or not reduce_simt.is_long_selection(op):
+            return None
+        nest = self._nest()
+        reduce_simt.reduce_selection(nest, op, [outputs[value] for value in op.results])
+        return [self._launch(nest, "reduce", [op], [*outputs.values()])]
+
     def _write_map(self, op: Op, outputs: Outputs) -> list[Step]:
         """An elementwise kernel for all results, or one for each if their sizes differ."""
         if len({tensor(value).sizes for value in outputs}) > 1:
@@ -553,6 +562,7 @@ _WRITERS: tuple[Callable[[_Fusion, Op, Outputs], list[Step] | None], ...] = (
     _Fusion._write_sink,
     _Fusion._write_transpose,
     _Fusion._write_column_reduction,
+    _Fusion._write_long_selection,
     _Fusion._write_map,
 )
 

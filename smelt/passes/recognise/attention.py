@@ -120,13 +120,23 @@ class _Search:
 
     # -- steps --
 
-    def skip_moves(self, view: View, through: tuple[str, ...]) -> View:
-        """The value behind all moves of data and conversions between floats."""
+    def skip_moves(self, view: View, through: tuple[str, ...], *, keep_depth: bool = False) -> View:
+        """The value behind all moves of data and conversions between floats. `keep_depth`: not behind a reshape that
+        makes the last axis of several (the halves of rotary positions)."""
         while True:
+            if keep_depth and self.joins_depth(view):
+                return view
             before = self.atoms.back(self.matcher, view, through)
             if before is None or is_float(before.value) != is_float(view.value):
                 return view
             view = before
+
+    def joins_depth(self, view: View) -> bool:
+        op = self.matcher.op(view.value, "reshape")
+        if op is None or not view.value.shape.rank:
+            return False
+        last, before = view.value.shape.sizes[-1], self.matcher.operands(op)[0].shape.sizes
+        return isinstance(last, int) and bool(before) and isinstance(before[-1], int) and before[-1] < last
 
     def matmul_operands(self, view: View) -> tuple[View, View] | None:
         """Both operands of a matmul whose result has these axes."""
@@ -240,7 +250,7 @@ class _Search:
         """The queries or keys behind moves and scales, and the scale."""
         scale = 1.0
         while True:
-            view = self.skip_moves(view, _MOVES)
+            view = self.skip_moves(view, _MOVES, keep_depth=True)
             found = self.match_scale(view) if self.scaled else None
             if found is None:
                 return scale, view

@@ -1,0 +1,193 @@
+"""`python -m bench.cuda_llm --out FILE.json`: decoding with the sizes of Llama 3.1 8B in bf16 on our own CUDA kernels.
+
+    step    `examples/llama_gpu.py` at batch 1, 8, 32: tokens, caches and logits stay on the device
+    engine  `smelt.llm`: the step of a decoder over pages, with logits on the host, as requests are served
+
+Weights are random. Each case runs in a process of its own with a time limit, few layers first, and is written to FILE
+as soon as it is done: seconds of a step, tokens per second, the part of the memory's bandwidth, the longest kernels.
+`--device emulated --small` tries the script without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from examples.llama_gpu import SMALL, Llama, Sizes, _random, compiled_step, steps
+
+ROOT = Path(__file__).resolve().parents[1]
+WARM, STEPS = 6, 32
+SEED_SHAPES: dict[tuple[int, ...], Any] = {}
+
+
+def weights_of(shapes: dict[str, tuple[int, ...]]) -> Any:
+    """One random array for each shape: layers share it on the host, and each has its own copy on the device."""
+    from smelt.buffer import HostBuffer
+    from smelt.weights import Weights
+
+    for shape in {*shapes.values()}:
+        SEED_SHAPES[shape] = _random(shape, len(SEED_SHAPES))
+    return Weights.of({name: HostBuffer.of(SEED_SHAPES[shape]) for name, shape in shapes.items()})
+
+
+def measure(step: Any, wait: Any, count: int, driver: Any, batch: int, moved: int) -> dict[str, Any]:
+    """Seconds of a step in a row of steps, and of its kernels."""
+    from bench.cuda_check import Timed
+
+    first = time.perf_counter()
+    step()
+    wait()
+    first = time.perf_counter() - first
+    for _ in range(WARM):
+        step()
+    wait()
+    start = time.perf_counter()
+    for _ in range(count):
+        step()
+    begun = (time.perf_counter() - start) / count
+    wait()
+    seconds = (time.perf_counter() - start) / count
+    with Timed(driver) as timed:
+        step()
+        wait()
+        kernels = timed.kernels(1000)
+    return {
+        "first_step": first,
+        "seconds": seconds,
+        "begun": begun,
+        "tokens_per_second": batch / seconds,
+        "bytes_per_second": moved / seconds,
+        "kernels": sum(each["seconds"] for each in kernels),
+        "launches": sum(each["launches"] for each in kernels),
+        "longest": kernels[:14],
+    }
+
+
+def run_step(sizes: Sizes, batch: int) -> dict[str, Any]:
+    """The example's model, whose state stays on the device."""
+    import smelt
+    from smelt.device.registry import find_device
+    from smelt.tensor.model import parameters_of
+
+    where = smelt.platform("cuda", "native")
+    shapes = {name: tensor.shape.numbers() for name, tensor in parameters_of(Llama, sizes=sizes).items()}
+    weights = weights_of(shapes)
+    model = smelt.instantiate(Llama, weights, sizes=sizes)
+    start = time.perf_counter()
+    executable = compiled_step(model, sizes, batch, where)
+    compiled = time.perf_counter()
+    bound = executable.prepare(weights)
+    stream = steps(bound, where, sizes, np.arange(batch))
+    last: list[Any] = [next(stream)]
+    found = {"tokens": last[0].tokens.numpy()[:4, 0].tolist()}
+    found |= {"compile": compiled - start, "bind": time.perf_counter() - compiled}
+
+    def step() -> None:
+        last[0] = next(stream)
+
+    moved = sum(2 * int(np.prod(shape)) for name, shape in shapes.items() if "embed_tokens" not in name)
+    driver = find_device("cuda").driver  # type: ignore[attr-defined]
+    return found | measure(step, lambda: last[0].tokens.wait(), STEPS, driver, batch, moved)
+
+
+def run_engine(sizes: Sizes, batch: int) -> dict[str, Any]:
+    """The decoder of `smelt.llm`: one step for all sequences, 256 positions long."""
+    from smelt.device.registry import find_device
+    from smelt.dtype import bf16, dtype
+    from smelt.llm.batch import Batch
+    from smelt.llm.checkpoint import Checkpoint
+    from smelt.llm.config import PAGE, Config, Layer, Rope
+    from smelt.llm.decoder import Decoder
+    from smelt.llm.step import make_step
+    from smelt.tensor.model import parameters_of
+
+    half = sizes.head_size // 2
+    rope = Rope(tuple(float(500_000.0 ** (-i / half)) for i in range(half)))
+    config = Config(
+        "llama",
+        (Layer(rope),) * sizes.layers,
+        *(sizes.d, sizes.f, sizes.heads, sizes.kv_heads, sizes.head_size, sizes.v, 8192),
+        *(1e-5, "silu", sizes.head_size**-0.5),
+        cache=dtype("bf16"),
+    )
+    shapes = {name: each.shape.numbers() for name, each in parameters_of(Decoder, config=config, formats={}).items()}
+    weights = weights_of(shapes)
+    checkpoint = Checkpoint(Path("random"), "folder", config, weights, dict.fromkeys(shapes, bf16))
+    start = time.perf_counter()
+    made = make_step(checkpoint, "cuda", "native", "f32")
+    found: dict[str, Any] = {"load": time.perf_counter() - start}
+    length = 4 * PAGE
+    pages = [list(range(8 * i, 8 * i + 8)) for i in range(batch)]
+    arrays = [
+        tuple(made.put(np.zeros((8 * batch, config.kv_heads, *tail), bf16.numpy)) for tail in tails)
+        for tails in [((config.head_size, PAGE), (PAGE, config.head_size))] * sizes.layers
+    ]
+    state: dict[str, Any] = {"pools": arrays, "at": length, "tokens": np.arange(batch)}
+
+    def step() -> None:
+        parts = [([int(token)], state["at"], each, [0]) for token, each in zip(state["tokens"], pages, strict=True)]
+        logits, _, state["pools"] = made.run(Batch.of(parts), state["pools"])
+        state["tokens"], state["at"] = logits.argmax(-1), state["at"] + 1
+
+    moved = sum(2 * int(np.prod(shape)) for name, shape in shapes.items() if "embed" not in name)
+    driver = find_device("cuda").driver  # type: ignore[attr-defined]
+    return found | measure(step, lambda: None, STEPS, driver, batch, moved)
+
+
+RUN = {"step": run_step, "engine": run_engine}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--device", default="cuda", help="cuda, or emulated")
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--batches", default="1,8,32")
+    parser.add_argument("--layers", default="2,32")
+    parser.add_argument("--kinds", default="step,engine")
+    parser.add_argument("--seconds", type=float, default=110, help="the most that one case may take")
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    sizes = SMALL if options.small else Sizes()
+    if options.device == "emulated":
+        from tests.cuda.emulated import register
+
+        register()
+    if options.case:
+        kind, layers, batch = options.case.split(":")
+        print(json.dumps(RUN[kind](replace(sizes, layers=int(layers)), int(batch))))
+        return 0
+    found: dict[str, Any] = {"command": sys.argv}
+    for layers in options.layers.split(","):
+        for kind in options.kinds.split(","):
+            for batch in options.batches.split(","):
+                case = f"{kind}:{layers}:{batch}"
+                found[case] = run_case(case, options.seconds)
+                options.out.write_text(json.dumps(found, indent=1))
+                print(case, json.dumps(found[case])[:400], flush=True)
+    return 0
+
+
+def run_case(case: str, seconds: float) -> dict[str, Any]:
+    start = time.perf_counter()
+    command = [sys.executable, "-m", "bench.cuda_llm", "--case", case, *sys.argv[1:]]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=seconds)
+    except subprocess.TimeoutExpired as error:
+        told = error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else ""
+        return {"error": f"not done after {seconds} s", "log": told[-1500:]}
+    lines = done.stdout.strip().splitlines()
+    told_all = json.loads(lines[-1]) if done.returncode == 0 and lines else {"error": done.stderr[-3000:]}
+    return {**told_all, "process": round(time.perf_counter() - start, 1)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
