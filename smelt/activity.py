@@ -1,4 +1,4 @@
-"""Running calls of a device: their number, the fraction of time that it is busy, and the queue of the CPU.
+"""Running calls of a device: their number, the fraction of time that it is busy, the queue of the CPU; compiles.
 
 Engines report the start and end of calls to an Activity; `Platform.stats` reads it. Engines in host memory run long
 calls on threads of the Queue, so that they return at once.
@@ -19,6 +19,9 @@ if TYPE_CHECKING:  # running a bundle does not import it
     from concurrent.futures import Future, ThreadPoolExecutor
 
 T = TypeVar("T")
+
+# Called with (kernels done, kernels in all) while a program compiles.
+progress: contextvars.ContextVar[Callable[[int, int], None] | None] = contextvars.ContextVar("progress", default=None)
 
 LONG = 20_000_000  # operations from which a call goes to another thread: switching to it is nothing beside them
 

@@ -474,6 +474,8 @@ def parse_size(text: str) -> Size:
     >>> parse_size('2*(S + 7)//8 + "my dim"'), parse_size("max(S, 1)*S**2")
     ("my dim" + (S + 3)//4 + 1, S**2*max(S, 1))
     """
+    if _is_name(text) and len(text) <= _MAX_NAME:  # most sizes: nothing to parse
+        return symbol(text)
     parser = Parser(text)
     size = parser.sum()
     parser.end()

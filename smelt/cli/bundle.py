@@ -17,9 +17,8 @@ from typing import Any
 from smelt.buffer import as_array, bytes_text
 from smelt.bundle.stored import StoredModel, StoredProgram, Variant
 from smelt.bundle.write import source_record
-from smelt.cli.random_inputs import random_for
+from smelt.cli.random_inputs import given_sizes, random_for
 from smelt.cli.rounds import TOLERANCE, differences
-from smelt.cli.sizes import given_sizes
 from smelt.cli.tables import open_console, print_facts
 from smelt.dtype import Array, dtype
 from smelt.engine.sample import in_range

@@ -19,7 +19,7 @@ from smelt.cli import bundle
 from smelt.cli.fold import ShortNames, fold_list, fold_text
 from smelt.cli.generate import show_language_model
 from smelt.cli.preflight import list_needs, read_with_samples
-from smelt.cli.sizes import given_sizes
+from smelt.cli.random_inputs import given_sizes
 from smelt.cli.tables import Column, open_console, print_facts, print_table
 from smelt.dim import Size, evaluate, symbols
 from smelt.engine.native import NativeEngine

@@ -15,32 +15,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from smelt.cli import bench as bench_command
-from smelt.cli import bench_language
-from smelt.cli import cache as cache_command
-from smelt.cli import chat as chat_command
-from smelt.cli import check as check_command
-from smelt.cli import compile as compile_command
-from smelt.cli import demo as demo_command
-from smelt.cli import demo_chat as demo_chat_command
-from smelt.cli import devices as devices_command
-from smelt.cli import diff as diff_command
-from smelt.cli import embed as embed_command
-from smelt.cli import export as export_command
-from smelt.cli import generate as generate_command
-from smelt.cli import inspect as inspect_command
-from smelt.cli import load as load_command
-from smelt.cli import profile as profile_command
-from smelt.cli import pull as pull_command
-from smelt.cli import quantise as quantise_command
-from smelt.cli import run as run_command
-from smelt.cli import serve as serve_command
-from smelt.cli import show as show_command
-from smelt.cli import standalone as standalone_command
-from smelt.cli import top as top_command
-from smelt.cli import tune as tune_command
+from smelt import cli
 from smelt.cli.progress import compiling
 from smelt.errors import SmeltError
 from smelt.version import __version__
@@ -112,9 +88,9 @@ def demo(
 ) -> None:
     """Classify real handwritten digits: read, prove, compile, run. Every number shown is computed now."""
     if chat:
-        demo_chat_command.demo_chat()
+        cli.demo_chat.demo_chat()
     else:
-        demo_command.demo(as_json)
+        cli.demo.demo(as_json)
 
 
 @app.command()
@@ -139,7 +115,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run a model once and show its outputs."""
-    run_command.run(
+    cli.run.run(
         file,
         inputs or ["random"],
         size or [],
@@ -165,7 +141,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Print a model after a stage of compilation."""
-    show_command.show(file, stage, size or [], generic, export, as_json, static or [])
+    cli.show.show(file, stage, size or [], generic, export, as_json, static or [])
 
 
 @app.command()
@@ -177,7 +153,7 @@ def inspect(
     as_json: AsJson = False,
 ) -> None:
     """Describe a model and list what is unsupported in it (exit code 1 then). Nothing is compiled."""
-    inspect_command.inspect(file, size or [], static or [], as_json, verbose)
+    cli.inspect.inspect(file, size or [], static or [], as_json, verbose)
 
 
 MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", help="The most tokens to generate.")]
@@ -211,7 +187,7 @@ def generate(
     asked = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
     loading = {"engine": engine, "context": context, "memory_limit": memory_limit}
     more = {"max_tokens": max_tokens, "stop": tuple(stop or ()), "ignore_end": ignore_end}
-    generate_command.generate(model, prompt, ids, {**asked, **more}, loading, as_json)
+    cli.generate.generate(model, prompt, ids, {**asked, **more}, loading, as_json)
 
 
 @app.command()
@@ -230,7 +206,7 @@ def chat(
     """Talk with a language model. /help lists the commands, Ctrl-C stops an answer, Ctrl-D ends."""
     asked = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed, "max_tokens": max_tokens}
     loading = {"engine": engine, "context": context, "memory_limit": memory_limit}
-    chat_command.chat(model, system, asked, loading)
+    cli.chat.chat(model, system, asked, loading)
 
 
 @app.command()
@@ -243,7 +219,7 @@ def embed(
     as_json: AsJson = False,
 ) -> None:
     """Turn texts into vectors: an encoder (BERT, RoBERTa, MiniLM), or the last layer of a decoder."""
-    embed_command.embed(model, texts or [], output, {"engine": engine}, as_json, prompt)
+    cli.embed.embed(model, texts or [], output, {"engine": engine}, as_json, prompt)
 
 
 @app.command()
@@ -256,7 +232,7 @@ def quantise(
     as_json: AsJson = False,
 ) -> None:
     """Write a GGUF file or a Hugging Face folder as GGUF with matrices in a smaller format; say what they lost."""
-    quantise_command.quantise(model, output, to, text, {"engine": engine}, as_json)
+    cli.quantise.quantise(model, output, to, text, {"engine": engine}, as_json)
 
 
 @app.command()
@@ -297,15 +273,15 @@ def bench(
     if (file is None) == (not url):
         raise typer.BadParameter("give either a model or --url")
     if file is None:
-        load_command.load(url, model, rate, seconds, size or [], key, seed, as_json)
+        cli.load.load(url, model, rate, seconds, size or [], key, seed, as_json)
         return
     peers = [name for name in against.split(",") if name]
-    if bench_language.is_language_model(file):
+    if cli.bench_language.is_language_model(file):
         given = {"engine": engine, "precision": precision, "memory_limit": memory_limit}
         loading = {name: value for name, value in given.items() if value is not None}
-        bench_language.bench(file, peers, loading, seconds, threads, python or [], original, (prompt, new), as_json)
+        cli.bench_language.bench(file, peers, loading, seconds, threads, python or [], original, (prompt, new), as_json)
         return
-    bench_command.bench(
+    cli.bench.bench(
         file,
         size or [],
         engine,
@@ -337,10 +313,10 @@ def profile(
     as_json: AsJson = False,
 ) -> None:
     """Show each kernel's time, GFLOP/s, GB/s and how near it comes to this machine's roofline."""
-    chosen = profile_command.Options(
+    chosen = cli.profile.Options(
         tuple(size or ()), tuple(static or ()), seconds, top, each, as_json, trace, svg, peaks_again
     )
-    profile_command.profile(file, chosen)
+    cli.profile.profile(file, chosen)
 
 
 @app.command()
@@ -355,8 +331,8 @@ def tune(
     as_json: AsJson = False,
 ) -> None:
     """Autotune: measure which kernel schedules are fastest here. Later compiles use them; no result changes."""
-    chosen = tune_command.Options(seconds, tuple(size or ()), tuple(static or ()), seed, export, merge, as_json)
-    tune_command.tune(file, chosen)
+    chosen = cli.tune.Options(seconds, tuple(size or ()), tuple(static or ()), seed, export, merge, as_json)
+    cli.tune.tune(file, chosen)
 
 
 @app.command()
@@ -372,7 +348,7 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write a model as ONNX, or as StableHLO with its weights in a safetensors file beside it."""
-    export_command.export(file, output, plain, as_json, static or [], to)
+    cli.export.export(file, output, plain, as_json, static or [], to)
 
 
 @app.command("compile")
@@ -390,7 +366,8 @@ def compile_model(
         str,
         typer.Option(
             help="Targets, with commas: avx512, avx512vnni, avx2, neon, plain. Default: this machine's, and plain. "
-            f"With --standalone one of {', '.join(standalone_command.MACHINES)}; default: this machine's."
+            "With --standalone one of x86_64-linux, aarch64-linux, armv7-linux, riscv64-linux, x86_64-windows, "
+            "aarch64-macos; default: this machine's."
         ),
     ] = "",
     standalone: Annotated[
@@ -420,7 +397,7 @@ def compile_model(
     if standalone:
         if sign is not None:
             raise typer.BadParameter("--sign is for bundles: leave --standalone out")
-        standalone_command.compile_standalone(
+        cli.standalone.compile_standalone(
             file,
             output,
             targets,
@@ -434,7 +411,7 @@ def compile_model(
             memory_limit,
         )
         return
-    compile_command.compile_model(file, output, targets, size or [], static or [], sign, as_json, precision)
+    cli.compile.compile_model(file, output, targets, size or [], static or [], sign, as_json, precision)
 
 
 @app.command()
@@ -449,7 +426,7 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Compare every intermediate value with another engine's or a peer's. Exit code 1 if one differs."""
-    diff_command.diff(file, against, engine, size or [], tolerance, seed, as_json, static or [])
+    cli.diff.diff(file, against, engine, size or [], tolerance, seed, as_json, static or [])
 
 
 class CheckFormat(StrEnum):
@@ -485,13 +462,13 @@ def check(
     if missing := [str(path) for path in paths if several and not path.exists()]:
         raise typer.BadParameter(f"no such file or folder: {', '.join(missing)}; check the path")
     by_default = CheckFormat.github if os.environ.get("GITHUB_ACTIONS") == "true" else CheckFormat.text
-    check_command.check(paths, size or [], static or [], as_json, (form or by_default).value, strict, verbose)
+    cli.check.check(paths, size or [], static or [], as_json, (form or by_default).value, strict, verbose)
 
 
 @app.command()
 def devices(as_json: AsJson = False) -> None:
     """List the devices and engines here, and what the others need."""
-    devices_command.devices(as_json)
+    cli.devices.devices(as_json)
 
 
 @app.command()
@@ -537,7 +514,7 @@ def serve(
     flags["audit_log"] = None if audit_log is None else str(audit_log)
     model = {"engine": engine, "precision": precision, "memory_limit": memory_limit, "timeout": timeout}
     queue = {"max_batch": max_batch, "max_delay_ms": max_delay_ms, "max_queue": max_queue, "trusted": trusted or None}
-    serve_command.serve(models or [], config, flags, {**model, **queue}, print_config)
+    cli.serve.serve(models or [], config, flags, {**model, **queue}, print_config)
 
 
 @app.command()
@@ -549,9 +526,9 @@ def pull(
 ) -> None:
     """Download a model from the Hugging Face hub into the local store; chat, generate and serve take its name."""
     if name is None:
-        pull_command.show_store(as_json)
+        cli.pull.show_store(as_json)
     else:
-        pull_command.pull(name, revision, file, as_json)
+        cli.pull.pull(name, revision, file, as_json)
 
 
 @app.command()
@@ -563,7 +540,7 @@ def top(
     as_json: AsJson = False,
 ) -> None:
     """Show what a server does: requests, latency, queues and memory of every model. Ctrl-C ends it."""
-    top_command.top(url, key, interval, once, as_json)
+    cli.top.top(url, key, interval, once, as_json)
 
 
 audit = typer.Typer(help="Check the log that `smelt serve --audit-log` writes.", no_args_is_help=True)
@@ -573,7 +550,7 @@ app.add_typer(audit, name="audit")
 @audit.command("verify")
 def audit_verify(file: Annotated[Path, typer.Argument(help="The audit log.")], as_json: AsJson = False) -> None:
     """Check that no line of an audit log was changed, removed or put in."""
-    serve_command.verify_audit(file, as_json)
+    cli.serve.verify_audit(file, as_json)
 
 
 cache = typer.Typer(help="List or clear the compiled programs on this machine.", no_args_is_help=True)
@@ -583,13 +560,13 @@ app.add_typer(cache, name="cache")
 @cache.command("ls")
 def cache_ls(as_json: AsJson = False) -> None:
     """List the models behind the entries, their sizes, and when each was last used."""
-    cache_command.ls(as_json)
+    cli.cache.ls(as_json)
 
 
 @cache.command("clear")
 def cache_clear(as_json: AsJson = False) -> None:
     """Remove every entry. Models compile again when they are next used."""
-    cache_command.clear(as_json)
+    cli.cache.clear(as_json)
 
 
 def main() -> None:
@@ -608,7 +585,7 @@ def main() -> None:
         if "--json" in sys.argv:
             print(json.dumps(error.record()))
         else:
-            Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error[/] {_plain(str(error))}")
+            _print_error(str(error))
         sys.exit(1)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -618,9 +595,11 @@ def main() -> None:
         sys.exit(1)
 
 
-def _plain(text: str) -> str:
-    """The text of an error, escaped for rich."""
-    return text.replace("[", r"\[")
+def _print_error(text: str) -> None:
+    from rich.console import Console
+
+    escaped = text.replace("[", r"\[")
+    Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error[/] {escaped}")
 
 
 if __name__ == "__main__":

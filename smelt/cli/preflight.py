@@ -18,7 +18,8 @@ from smelt.dtype import Array
 from smelt.engine.sample import random_array
 from smelt.errors import FileError, Location, SmeltError, UnsupportedError
 from smelt.ir.core import Program
-from smelt.model import check_file, read
+from smelt.model import check_file as check_file
+from smelt.model import read
 from smelt.passes.specialise import specialise
 from smelt.read import onnx
 from smelt.read.onnx import StaticError

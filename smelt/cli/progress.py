@@ -9,11 +9,12 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from smelt.activity import progress
 
-from smelt.device.api import progress
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 PATIENCE = 1.0  # seconds without a bar
 TEXT = "compiling {task.completed} / {task.total} kernels"
@@ -61,6 +62,9 @@ class _Bar:
             done, total = self._state
             if self._timer is None or done == total:
                 return
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
             columns = (SpinnerColumn(), TextColumn(TEXT), BarColumn(bar_width=20), TimeElapsedColumn())
             self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
             self._progress.add_task("", total=total, completed=done)

@@ -13,16 +13,19 @@ from types import MappingProxyType
 import numpy as np
 
 from smelt.cli.preflight import draw_inputs, parse_static, read_with_samples, require_readable
-from smelt.cli.sizes import given_sizes, parse_sizes
+from smelt.cli.sizes import parse_sizes
 from smelt.dtype import Array
-from smelt.engine.sample import in_range, random_array
+from smelt.engine.sample import default_sizes, in_range, random_array
 from smelt.engine.signature import signature_of
 from smelt.engine_api import Signature
+from smelt.ir.assumptions import broken_by
 from smelt.ir.core import Program
 from smelt.ir.ops.signature import bare_symbol
 from smelt.model import read
 from smelt.read.onnx import StaticError
 from smelt.read.onnx.sample import preflight
+
+DOUBLINGS = 13  # of a default that is too small for a program
 
 
 def inputs_for(
@@ -60,6 +63,24 @@ def random_for(
     symbols = given_sizes(signature, sizes, program)
     generator = np.random.default_rng(seed)
     return {port.name: random_array(port.shape, symbols, generator) for port in signature.inputs}
+
+
+def given_sizes(signature: Signature, sizes: Sequence[str], program: Program | None = None) -> dict[str, int]:
+    """A value for every dynamic dimension of the inputs: the given one, else a default.
+
+    Defaults that break an assumption of `program` are doubled until they do not.
+    """
+    chosen = default_sizes([port.shape for port in signature.inputs])
+    said = parse_sizes(sizes, chosen)
+    if program is None or not chosen.keys() - said.keys():
+        return chosen | said
+    tried = chosen | said
+    for _ in range(DOUBLINGS):
+        small = {name for fact in broken_by(program, tried) for name in fact.symbols} - said.keys()
+        if not small:
+            return tried
+        tried = {name: 2 * size if name in small else size for name, size in tried.items()}
+    return chosen | said
 
 
 def open_sizes(file: Path) -> tuple[tuple[str, bool], ...]:

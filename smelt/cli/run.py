@@ -1,4 +1,7 @@
-"""`smelt run`: one call of a model on files, values or random numbers."""
+"""`smelt run`: one call of a model on files, values or random numbers.
+
+A bundle with given inputs runs without anything that reads or compiles models.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from smelt.cli import bundle
+import smelt
+from smelt import cli
 from smelt.cli.outputs import make_folder
-from smelt.cli.preflight import parse_static
-from smelt.cli.random_inputs import inputs_for
 from smelt.cli.sizes import parse_sizes
 from smelt.cli.tables import Column, open_console, print_table
 from smelt.cli.values import measured, read_inputs
 from smelt.dtype import Array, dtype
 from smelt.engine_api import Signature
-from smelt.errors import FileError
-from smelt.model import load
+from smelt.errors import FileError, UnsupportedError
+from smelt.run.load import SUFFIX
+from smelt.run.loaded import LoadedModel
 from smelt.shape import Shape
 
 COLUMNS = (
@@ -48,15 +51,9 @@ def run(
 ) -> None:
     make_folder(output_dir)
     start = time.perf_counter()
-    model = load(
-        file,
-        device=device,
-        engine=engine,
-        static=parse_static(file, static) or None,
-        memory_limit=memory_limit,
-        sizes=parse_sizes(sizes),
-        precision=precision,
-    )
+    given = cli.preflight.parse_static(file, static) if static else None
+    options = {"device": device, "engine": engine, "memory_limit": memory_limit, "sizes": parse_sizes(sizes)}
+    model = _load(file, {**options, "precision": precision, "static": given})
     loaded = time.perf_counter()
     arrays = _arrays(file, model.signature, inputs, sizes, static, seed)
     outputs = model.run(arrays)
@@ -86,6 +83,18 @@ def run(
     )
 
 
+def _load(file: Path, options: dict[str, Any]) -> LoadedModel:
+    if file.suffix.lower() != SUFFIX:
+        cli.preflight.check_file(file)  # what is no model file has an error of its own
+    model: Any = smelt.load(file, **options)
+    if isinstance(model, LoadedModel):
+        return model
+    model.close()
+    raise UnsupportedError(
+        f"{file} is a language model", expected="a model from arrays to arrays", remedy=f"smelt generate {file} PROMPT"
+    )
+
+
 def _arrays(
     file: Path, signature: Signature, inputs: Sequence[str], sizes: Sequence[str], static: Sequence[str], seed: int
 ) -> dict[str, Array]:
@@ -95,10 +104,10 @@ def _arrays(
     told = [*sizes, *(f"{name}={n}" for name, n in measured(signature, given).items() if name not in known)]
     if given.keys() >= {port.name for port in signature.inputs}:
         return given
-    if bundle.is_bundle(file):
-        made = {**bundle.random_inputs(file, told, seed), **given}
+    if file.suffix.lower() == SUFFIX:
+        made = {**cli.bundle.random_inputs(file, told, seed), **given}
     else:
-        made = inputs_for(file, told, static, seed, given)
+        made = cli.random_inputs.inputs_for(file, told, static, seed, given)
     return {port.name: made[port.name] for port in signature.inputs}
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from smelt.buffer import bytes_text
 from smelt.cli import bundle
 from smelt.cli.preflight import parse_static, read_given
-from smelt.cli.sizes import given_sizes
+from smelt.cli.random_inputs import given_sizes
 from smelt.cli.tables import Column, open_console, print_table
 from smelt.dim import symbols
 from smelt.engine.compile import ProgramPlan, emit_source, plan_program

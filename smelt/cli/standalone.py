@@ -15,7 +15,6 @@ from smelt.aot.assemble import Parts, assemble, plan_for
 from smelt.aot.build import OPTIMISE, Options, build, check_product, has_front, model_name
 from smelt.aot.limit import check_limit
 from smelt.aot.record import record_call
-from smelt.aot.targets import MACHINES as MACHINES
 from smelt.aot.targets import find_machine, host_machine
 from smelt.buffer import bytes_text, parse_bytes
 from smelt.cli.preflight import parse_static, read_fixed

@@ -17,11 +17,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from smelt.activity import progress as compiler_progress
 from smelt.cli.outputs import check_output
 from smelt.cli.profile import program_of
 from smelt.cli.random_inputs import inputs_for
 from smelt.cli.tables import Column, open_console, print_table
-from smelt.device.api import progress as compiler_progress
 from smelt.device.cache import compiling_for
 from smelt.engine.signature import signature_of
 from smelt.engine.tune import Finding, Report, Tuning

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from smelt.dtype import Array
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
 
 Module: TypeAlias = Any  # loaded code: only its device looks inside
 Arrays: TypeAlias = tuple[Any, ...]  # arrays, or buffers of a device that has its own memory
-
-# Called with (kernels done, kernels in all) while a program compiles.
-progress: ContextVar[Callable[[int, int], None] | None] = ContextVar("progress", default=None)
 
 
 class Memory(Frozen):

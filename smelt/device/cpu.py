@@ -1,7 +1,7 @@
-"""The CPU as a device: detect its features, compile C for it, load the library. `device.cache` keeps the libraries.
+"""Compile C for a processor and load the library. `device.cache` keeps the libraries.
 
-The compiler is the clang inside the `ziglang` package, else clang, gcc or cc; `SMELT_CC` overrides. `SMELT_TARGET`
-selects another processor than this one.
+The compiler is the clang inside the `ziglang` package, else clang, gcc or cc; `SMELT_CC` overrides. Running compiled
+code does not import this module.
 """
 
 from __future__ import annotations
@@ -10,19 +10,22 @@ import ctypes
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING
 
+from smelt.activity import progress
 from smelt.device import cache as kept
-from smelt.device.api import progress
 from smelt.device.host import cores
 from smelt.device.library import load_descriptor, load_library
+from smelt.device.processor import TARGETS as TARGETS
+from smelt.device.processor import has_pairs as has_pairs
+from smelt.device.processor import list_absent
+from smelt.device.processor import target as target
 from smelt.errors import DeviceError, FileError
 from smelt.target import Target
 
-# Modules that only compiling needs are imported where they are used: running compiled code starts faster.
 if TYPE_CHECKING:
     import tempfile
     from pathlib import Path
@@ -40,58 +43,6 @@ FLAGS = (
 LIBRARY = "program.so"
 PATIENCE = 1800  # timeout of one compiler run, in seconds
 ROOM = 32 << 20  # bytes of free disk space that a compiler needs
-
-# Features beyond the baseline that code for a target may use. It runs only on processors with all of them.
-_AVX2 = frozenset({"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe"})
-_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
-_BF16 = _AVX512 | {"avx512_bf16", "avx512_vnni"}
-_ARM = platform.machine() if platform.machine() in ("aarch64", "arm64") else "aarch64"
-_WHOLE = ("x86_64_v4", "-mprefer-vector-width=512")
-# Bytes of L1 and L2 of the smallest common processors with these features.
-_SMALL, _LARGE = (32 << 10, 512 << 10), (32 << 10, 1 << 20)
-TARGETS = {
-    "avx512bf16": Target(
-        "x86_64", 1, 64, _LARGE, _BF16, (*_WHOLE, "-mavx512bf16", "-mavx512vnni"), registers=32, has_pairs=True
-    ),
-    "avx512": Target("x86_64", 1, 64, _LARGE, _AVX512, _WHOLE, registers=32),
-    "avx512vnni": Target("x86_64", 1, 64, _LARGE, _AVX512 | {"avx512_vnni"}, (*_WHOLE, "-mavx512vnni"), registers=32),
-    "avx2": Target("x86_64", 1, 32, _SMALL, _AVX2, ("x86_64_v3",), registers=16),
-    "neon": Target(_ARM, 1, 16, _SMALL, flags=("baseline",), registers=32),
-    "plain": Target(platform.machine(), 1, 16, _SMALL, flags=("baseline", "-DSMELT_PLAIN"), registers=16),
-}
-
-
-def target(name: str | None = None) -> Target:
-    """The target of a name (a key of `TARGETS`), else of `SMELT_TARGET`, else this machine's processor."""
-    name = os.environ.get("SMELT_TARGET", "") if name is None else name
-    if name in ("", "native"):
-        return _native()
-    if name not in TARGETS:
-        known = ", ".join(["native", *TARGETS])
-        raise DeviceError("unknown target", expected=known, got=name, remedy="set SMELT_TARGET to one of these")
-    return TARGETS[name].replace(cores=_native().cores)
-
-
-@cache
-def _native() -> Target:
-    features: frozenset[str] = frozenset()
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            line = next((line for line in file if line.startswith(("flags", "Features"))), "")
-        features = frozenset(line.partition(":")[2].split())
-    except OSError:
-        pass  # not Linux: the baseline ISA
-    width = 64 if "avx512f" in features else 32 if "avx2" in features else 16
-    flags = ("native", "-mprefer-vector-width=512") if width == 64 else ("native",)
-    registers = 32 if width == 64 or platform.machine() == _ARM else 16
-    known = (platform.machine(), os.cpu_count() or 1, width, _SMALL, features, flags)
-    return Target(*known, registers=registers, has_pairs=has_pairs(features, width))
-
-
-def has_pairs(features: Set[str], width: int) -> bool:
-    """Whether vdpbf16ps is worth using: processors that have matrix tiles take four times as long for it as for a
-    multiply-add (0.73 and 0.18 ns on Emerald Rapids)."""
-    return "avx512_bf16" in features and "amx_bf16" not in features and width >= 64
 
 
 @cache
@@ -130,7 +81,7 @@ def build(source: str | Sequence[str], *extra: str, processor: Target | None = N
     from pathlib import Path
 
     processor = processor or target()
-    absent = _absent(processor)
+    absent = list_absent(processor)
     if absent:
         raise DeviceError("this machine cannot run code for the target", expected=absent, remedy="unset SMELT_TARGET")
     if _elsewhere:
@@ -360,14 +311,6 @@ def _flags(processor: Target, zig: bool) -> tuple[str, ...]:
     if level == "baseline":
         level = "x86_64" if x86 else "generic"
     return f"-mcpu={level}" if zig else f"{'-march' if x86 else '-mcpu'}={level.replace('_', '-')}", *more
-
-
-def _absent(processor: Target) -> str:
-    """The features of a target that this machine lacks, as text."""
-    here = _native()
-    if processor.name != here.name:
-        return f"a processor of the kind {processor.name}"
-    return ", ".join(sorted(processor.features - here.features)) if here.features else ""
 
 
 def zig_environment(folder: Path) -> dict[str, str]:

@@ -1,4 +1,7 @@
-"""The processor as a Device: C through `device.cpu`, run by the runtime library of `device.runtime`."""
+"""The processor as a Device: C through `device.cpu`, run by the runtime library of `device.runtime`.
+
+`device.cpu` is imported on demand: running compiled code starts faster without it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import numpy as np
 
 from smelt import abi
 from smelt.buffer import Buffer, HostBuffer, bytes_text, machine_memory
-from smelt.device import cpu, host, runtime
+from smelt.device import host, processor, runtime
 from smelt.device.api import Arrays, Device
 from smelt.device.entry import Entry
 from smelt.device.library import load_library
@@ -37,6 +40,8 @@ class Cpu(Device):
     baseline: str | None = PLAIN
 
     def missing(self) -> str | None:
+        from smelt.device import cpu
+
         return None if cpu.compiler() else "no C compiler: pip install ziglang"
 
     @property
@@ -59,27 +64,27 @@ class Cpu(Device):
 
     @property
     def targets(self) -> Mapping[str, Target]:
-        return cpu.TARGETS
+        return processor.TARGETS
 
     def target(self, name: str | None = None) -> Target:
-        found = cpu.target(name)
+        found = processor.target(name)
         is_here = found.flags[:1] == ("native",)
         return found.replace(cache_bytes=_caches() or found.cache_bytes) if is_here else found
 
     def default_targets(self, *, int8: bool, bf16: bool) -> tuple[str, ...]:
         """An int8 program gets VNNI code as well, which shares the packed weights."""
-        here = cpu.target()
+        here = processor.target()
         fitting = [
             name
-            for name, each in cpu.TARGETS.items()
+            for name, each in processor.TARGETS.items()
             if name not in (PLAIN, VNNI) and each.name == here.name and each.features <= here.features
             if not each.has_pairs or (here.has_pairs and bf16)
         ]
-        first = [VNNI] if int8 and cpu.TARGETS[VNNI].features <= here.features else []
+        first = [VNNI] if int8 and processor.TARGETS[VNNI].features <= here.features else []
         return (*first, *fitting[:1], PLAIN)
 
     def lacks(self, machine: str, features: Sequence[str]) -> str:
-        here = cpu.target()
+        here = processor.target()
         if machine != here.name:
             return f"for {machine}"
         return ", ".join(f"needs {name}" for name in features if name not in here.features)
@@ -87,15 +92,21 @@ class Cpu(Device):
     # ---- code ----
 
     def build(self, source: Sequence[str], target: Target) -> ctypes.CDLL:
+        from smelt.device import cpu
+
         return cpu.build(source, processor=target)
 
     def compile(self, source: Sequence[str], target: Target) -> bytes:
+        from smelt.device import cpu
+
         return cpu.compile_bytes(source, processor=target)
 
     def load(self, code: bytes, digest: str) -> ctypes.CDLL:
         return load_library(code, digest)
 
     def provenance(self) -> dict[str, str]:
+        from smelt.device import cpu
+
         return {"compiler": _compiler(), "flags": " ".join(cpu.FLAGS)}
 
     def program(self, module: ctypes.CDLL, entry: Entry, constants: Sequence[bytes | Array]) -> runtime.Program:
@@ -162,7 +173,7 @@ def _check_entry(library: ctypes.CDLL, entry: Entry, constants: Sequence[bytes |
         pairs = zip(stated.splitlines(), said.splitlines(), strict=False)
         code, here = next(pair for pair in pairs if pair[0] != pair[1])
         raise DeviceError("the code does not match its description", expected=code, got=here, remedy=REMEDY)
-    known = cpu.target("native").features
+    known = processor.target("native").features
     if known and not known.issuperset(needs.split()):
         absent = ", ".join(name for name in needs.split() if name not in known)
         raise DeviceError("the code needs CPU features that this processor lacks", expected=absent, remedy=REMEDY)
@@ -184,6 +195,8 @@ def _caches() -> tuple[int, ...]:
 def _compiler() -> str:
     """The compiler's own name and version."""
     import subprocess
+
+    from smelt.device import cpu
 
     command = cpu.compiler()
     assert command is not None, "something was compiled"

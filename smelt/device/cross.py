@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
 
+from smelt.activity import progress
 from smelt.device import cpu
-from smelt.device.api import progress
 from smelt.device.host import cores
 from smelt.errors import DeviceError
 from smelt.frozen import Frozen

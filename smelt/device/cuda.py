@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 
 from smelt import abi
+from smelt.activity import progress
 from smelt.buffer import Buffer, HostBuffer, bytes_text
 from smelt.device import cache, cuda_compile, cuda_driver
-from smelt.device.api import Arrays, Device, progress
+from smelt.device.api import Arrays, Device
 from smelt.device.driver import Driver
 from smelt.device.entry import Entry
 from smelt.device.gpu_buffer import Block, GpuBuffer

@@ -20,11 +20,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from smelt.buffer import bytes_text, check_array, machine_memory
-from smelt.device import cpu
 from smelt.device.api import Memory
-from smelt.device.cache import compiling_for
 from smelt.device.entry import Entry, solve_symbols
 from smelt.device.host import cores
+from smelt.device.processor import target
 from smelt.dtype import Array
 from smelt.errors import (
     CancelledError,
@@ -107,7 +106,7 @@ class Runtime:
         """CPU features that the processor has and the operating system enables."""
         bits = self.held.smelt_features()
         found = frozenset(name for i, name in enumerate(FEATURES) if bits >> i & 1)
-        return found if "fma" in found else found | cpu.target().features
+        return found if "fma" in found else found | target().features
 
     @property
     def allocations(self) -> int:
@@ -149,9 +148,17 @@ def runtime(shipped: Callable[[], ctypes.CDLL] | None = None) -> Runtime:
     """The runtime library of this process: the loaded one, else the one shipped in a bundle, else compiled now."""
     with _making:
         if not _here:
-            with compiling_for("smelt's runtime"):
-                _here.append(Runtime(shipped() if shipped else cpu.build(source(), *flags())))
+            _here.append(Runtime(shipped() if shipped else _build()))
         return _here[0]
+
+
+def _build() -> ctypes.CDLL:
+    """The library, compiled here. Bundles carry it, so they import nothing that compiles."""
+    from smelt.device import cpu
+    from smelt.device.cache import compiling_for
+
+    with compiling_for("smelt's runtime"):
+        return cpu.build(source(), *flags())
 
 
 def running() -> Runtime | None:
@@ -177,6 +184,8 @@ def flags() -> tuple[str, ...]:
 
 def compile_for(machine: str) -> bytes:
     """The library for the baseline ISA of a machine, as bundles carry it."""
+    from smelt.device import cpu
+
     command = cpu.compiler()
     linux = sys.platform == "linux" and command is not None and command[-2:] == ("ziglang", "cc")
     old = (f"--target={machine}-linux-gnu.{GLIBC}",) if linux else ()

@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from smelt.aot.targets import MACHINES
+from smelt.cli.main import app
+
 ADD = """func.func @main(%x: tensor<?x2xf32>, %y: tensor<?x2xf32>) -> tensor<?x2xf32> {
   %0 = stablehlo.add %x, %y : tensor<?x2xf32>
   return %0 : tensor<?x2xf32>
@@ -137,3 +140,42 @@ def test_importing_smelt_imports_no_optional_package() -> None:
     code = f"import smelt, sys; print([name for name in {optional} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def list_imports(*arguments: object) -> set[str]:
+    """What a command imports: rooms of smelt, and other packages."""
+    code = """
+import sys
+from smelt.cli.main import main
+try:
+    main()
+except SystemExit as done:
+    assert not done.code
+print(*(name.split(".")[1] if name.startswith("smelt.") else name for name in sys.modules), file=sys.stderr)
+"""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return set(subprocess.run(command, capture_output=True, text=True, check=True).stderr.split())
+
+
+def test_commands_import_only_what_they_need(add: Path, tmp_path: Path) -> None:
+    compiles = {"ir", "passes", "kernel", "engine", "read", "tensor", "model"}
+    servers = {"serve", "llm", "train", "aot", "write", "compat", "asyncio"}
+    assert not list_imports("--help") & {"numpy", "device", *compiles, *servers}
+    assert not list_imports("run", "--help") & {"numpy", "device", *compiles, *servers}
+    bundle = tmp_path / "add.smelt"
+    assert smelt("compile", add, "-o", bundle, "--target", "plain").returncode == 0
+    inputs = ["-i", "x=[[1, 2]]", "-i", "y=[[3, 4]]"]
+    assert not list_imports("run", bundle, *inputs) & {*compiles, *servers, "onnx", "ziglang"}
+    assert not list_imports("run", add, *inputs) & {*servers, "onnx"}
+
+
+def test_help_lists_every_command() -> None:
+    """Each with the first line of its help; and `compile` names every machine of `--standalone`."""
+    text = smelt("--help").stdout
+    for command in app.registered_commands:
+        assert command.callback is not None
+        assert f" {command.name or command.callback.__name__} " in text
+        assert (command.callback.__doc__ or "").split()[0] in text
+    assert all(f" {group.name} " in text for group in app.registered_groups)
+    described = "".join(smelt("compile", "--help").stdout.replace("│", " ").split())
+    assert all(name in described for name in MACHINES)

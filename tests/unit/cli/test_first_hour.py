@@ -15,7 +15,7 @@ from smelt.buffer import check_array
 from smelt.cli import main, tables
 from smelt.cli.fold import ShortNames, fold_list, fold_text
 from smelt.cli.main import app
-from smelt.cli.sizes import given_sizes
+from smelt.cli.random_inputs import given_sizes
 from smelt.cli.tables import Column, layout
 from smelt.device import cache
 from smelt.dim import Size, symbol

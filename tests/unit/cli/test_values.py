@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from smelt.cli.values import as_input, measured, read_inputs, read_picture, resize
+from smelt.cli.pictures import as_input, read_picture, resize
+from smelt.cli.values import measured, read_inputs
 from smelt.engine.sample import default_sizes
 from smelt.engine_api import Port, Signature
 from smelt.errors import FileError, ShapeError, SmeltError

@@ -18,10 +18,11 @@ import numpy as np
 import pytest
 
 import smelt
+from smelt.activity import progress
 from smelt.device import cpu
-from smelt.device.api import progress
 from smelt.device.cache import Cache, default, private_folder
 from smelt.device.library import load_descriptor
+from smelt.device.processor import list_absent
 from smelt.device.runtime import runtime
 from smelt.engine.compile import emit_source, plan_program
 from smelt.engine.native import NativeEngine
@@ -459,8 +460,8 @@ def waves() -> Program:
 @pytest.mark.parametrize("name", ["native", "avx512", "avx2", "plain"])
 def test_targets_give_right_numbers(name: str, folder: Path, seed: int) -> None:
     target = cpu.target(name)
-    if cpu._absent(target):
-        pytest.skip(f"this processor lacks {cpu._absent(target)}")
+    if list_absent(target):
+        pytest.skip(f"this processor lacks {list_absent(target)}")
     random = np.random.default_rng(seed)
     x, w = (random.standard_normal(sizes).astype(np.float32) for sizes in ((37, 40), (40, 24)))
     (result,) = NativeEngine(target).compile(waves())(x, w)
@@ -488,7 +489,7 @@ def test_code_for_another_processor(tmp_path: Path) -> None:
     head = (tmp_path / "waves.so").read_bytes()[:20]
     assert head[:4] == b"\x7fELF"
     assert int.from_bytes(head[18:20], "little") == 183  # EM_AARCH64
-    if cpu._absent(neon):
+    if list_absent(neon):
         with pytest.raises(DeviceError, match="cannot run code"):
             cpu.build(source(1), processor=neon)
 

@@ -153,8 +153,8 @@ OURS = {
         "target",
         "version",
     ),
-    *("device", "device.api", "device.cache", "device.cpu", "device.cpu_device", "device.entry", "device.host"),
-    *("device.library", "device.registry", "device.runtime"),
+    *("device", "device.api", "device.cpu_device", "device.entry", "device.host"),
+    *("device.library", "device.processor", "device.registry", "device.runtime"),
     *("bundle", "bundle.container", "bundle.record", "bundle.sign", "bundle.stored", "bundle.write"),
     *("run", "run.executable", "run.load", "run.loaded", "run.per_value"),
 }
