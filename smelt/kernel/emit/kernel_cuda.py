@@ -45,7 +45,7 @@ FEW_ROWS, FEW_COLUMNS = 8, (16, 32, 64)  # that `smelt_few_FORM` is for
 LANE = "smelt_lane"  # a thread's number in its group
 SMALL = 1 << 31
 STAGED = 1024  # terms of a reduction in shared memory,
-STAGED_BESIDE = 16 << 10  # beside at most so many bytes
+STAGED_BESIDE = 16 << 10  # beside at most this number of bytes
 
 
 @dataclass(frozen=True, slots=True)
