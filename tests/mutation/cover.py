@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,22 +40,18 @@ class CoverageMap:
             for line, tests in lines.items():
                 self.lines[file][int(line)].update(names[test] for test in tests)
 
-    def tests_of(self, file: str, line: int, budget: float) -> list[str]:
-        """Tests that run a line, as many as fit into the budget of seconds; at least one.
+    def tests_of(self, file: str, lines: Collection[int], budget: float) -> list[str]:
+        """Tests that run one of some lines, as many as fit into the budget of seconds; at least one.
 
         Quick ones first, and a few cases of every test before more of the same; those of the same room of the package
-        count as four times as quick. What runs on import alone belongs to every test that runs anything of the file, or
-        to all tests of its room. What no test runs in its own process may run in a child of one: see `near`.
+        count as four times as quick. Without lines: tests that run anything of the file. What no test runs in its own
+        process may run in a child of one: see `near`.
         """
         room = "/".join(("tests/unit", *file.split("/")[1:-1][:1], ""))
-        lines = self.lines.get(file, {})
-        names = lines.get(line, set())
-        if names == {IMPORT}:
-            names = set().union(*lines.values())
-            if names == {IMPORT}:
-                names = {name for name in self.seconds if name.startswith(room)}
-        elif not names & self.seconds.keys():
-            names = self.near(file)
+        every = self.lines.get(file, {})
+        names = set().union(*(every.get(line, ()) for line in lines or every))
+        if not names & self.seconds.keys():
+            names = self.near(file, room)
 
         def cost(name: str) -> float:
             return self.seconds[name] / (4 if name.startswith(room) else 1)
@@ -75,14 +71,15 @@ class CoverageMap:
             kept.append(name)
         return kept
 
-    def near(self, file: str) -> set[str]:
+    def near(self, file: str, room: str) -> set[str]:
         """Tests of the room whose file is named after a module or its folder: servers, workers and commands run in
-        processes of their own, which coverage does not see. Else those that run anything else of the module."""
+        processes of their own, which coverage does not see. Else those that run anything of the module, or all of its
+        room."""
         *folders, stem = Path(file).with_suffix("").parts
-        words = {stem, folders[-1]} if len(folders) > 2 else {stem}
-        files = {f"tests/unit/{folders[min(1, len(folders) - 1)]}/test_{word}.py" for word in words}
+        files = {f"{room}test_{word}.py" for word in (stem, *folders[2:])}
         named = {name for name in self.seconds if name.partition("::")[0] in files}
-        return named or set().union(*self.lines.get(file, {}).values()) - {IMPORT}
+        every = set().union(*self.lines.get(file, {}).values()) & self.seconds.keys()
+        return named or every or {name for name in self.seconds if name.startswith(room)}
 
 
 def collect(root: Path, kept: Path, files: Sequence[Path], timeout: float, jobs: int = 1) -> CoverageMap:

@@ -38,10 +38,10 @@ class Mutant:
     kind: str
     before: str
     after: str
-    statement: int = 0  # the line on which its statement starts
+    lines: tuple[int, ...] = ()  # a test that runs one of them may notice it; none: any test of the file
 
-    def at(self, statement: int) -> Mutant:
-        return replace(self, statement=statement)
+    def at(self, lines: tuple[int, ...]) -> Mutant:
+        return replace(self, lines=lines)
 
     def apply(self, source: str) -> str:
         lines = source.encode().splitlines(keepends=True)
@@ -53,20 +53,67 @@ class Mutant:
 def mutants_of(source: str) -> list[Mutant]:
     """Every mutant of a file, in the order of its lines."""
     lines = source.encode().splitlines(keepends=True)
-    found = [each.at(line) for line, node in _walk(ast.parse(source), 0) for each in _of_node(node, lines)]
+    tree = ast.parse(source)
+    found = [each.at(where) for where, node in _walk(tree, _Place((), _uses(tree))) for each in _of_node(node, lines)]
     return sorted(found, key=lambda each: (each.line, each.column, each.kind, each.after))
 
 
-def _walk(node: ast.AST, line: int) -> Iterator[tuple[int, ast.AST]]:
-    """Every node that may change, with the line on which its statement starts."""
-    line = node.lineno if isinstance(node, ast.stmt) else line
-    yield line, node
+@dataclass(frozen=True)
+class _Place:
+    """Where a node is: the lines that run it; `uses`, outside of functions: name → the lines in functions with it."""
+
+    lines: tuple[int, ...]
+    uses: dict[str, tuple[int, ...]] | None
+
+
+def _walk(node: ast.AST, place: _Place) -> Iterator[tuple[tuple[int, ...], ast.AST]]:
+    """Every node that may change, with the lines that run it.
+
+    What runs on import alone shows where the name that it defines is used, a default where its function begins.
+    """
+    if isinstance(node, ast.stmt):
+        place = replace(place, lines=_header(node) if place.uses is None else _shown_by(node, place.uses))
+    yield place.lines, node
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list", "type_params"):
             continue
+        inner = _inside(node, name) or place
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST) and not _is_left_out(child):
-                yield from _walk(child, line)
+                yield from _walk(child, inner)
+
+
+def _inside(node: ast.AST, name: str) -> _Place | None:
+    """The place of a function's body, and of its defaults, which tests of its first statement show."""
+    if isinstance(node, ast.Lambda):
+        return _Place((node.body.lineno,), None)
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and name in ("args", "body"):
+        first = next((each for each in node.body if not _is_left_out(each)), node.body[0])
+        return _Place(_header(first), None)
+    return None
+
+
+def _header(node: ast.stmt) -> tuple[int, ...]:
+    """The lines of a statement without those of its block: which of them a tracer sees first depends on its parts."""
+    body = getattr(node, "body", None)
+    last = body[0].lineno - 1 if body else node.end_lineno or node.lineno
+    return tuple(range(node.lineno, max(last, node.lineno) + 1))
+
+
+def _shown_by(node: ast.stmt, uses: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    names = [each.id for target in targets if target for each in ast.walk(target) if isinstance(each, ast.Name)]
+    return tuple(line for name in names for line in uses.get(name, ()))
+
+
+def _uses(tree: ast.AST) -> dict[str, tuple[int, ...]]:
+    found: dict[str, set[int]] = {}
+    functions = (each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef))
+    for statement in (each for function in functions for part in function.body for each in ast.walk(part)):
+        if isinstance(statement, ast.Name | ast.Attribute):
+            name = statement.id if isinstance(statement, ast.Name) else statement.attr
+            found.setdefault(name, set()).add(statement.lineno)
+    return {name: tuple(sorted(lines)) for name, lines in found.items()}
 
 
 def _is_left_out(node: ast.AST) -> bool:

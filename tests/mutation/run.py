@@ -96,7 +96,7 @@ class Copy:
         copy_repository(folder)
 
     def try_one(self, trial: Trial, coverage: CoverageMap, options: argparse.Namespace) -> None:
-        tests = coverage.tests_of(trial.file, trial.mutant.statement, options.budget)
+        tests = coverage.tests_of(trial.file, trial.mutant.lines, options.budget)
         trial.tests = len(tests)
         path = self.root / trial.file
         source = path.read_text()

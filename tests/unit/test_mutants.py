@@ -39,6 +39,45 @@ def test_mutants(source: str, wanted: set[str]) -> None:
     assert {mutant.apply(source) for mutant in mutants_of(source)} == wanted
 
 
+SOURCE = """
+LIMIT = 3
+TABLE = {
+    "a": lambda x: x + 1,
+    "b": 4,
+}
+
+class Kind:
+    size: int = 5
+
+def f(x, most=6):
+    "text"
+    if (
+        x < LIMIT
+        or x > most
+    ):
+        return TABLE["a"](
+            7
+        )
+
+def g(kind):
+    return kind.size
+"""
+
+
+def test_lines_that_show_a_mutant() -> None:
+    """A constant where it is used, a default where its function begins, a lambda in its own line; statements' heads."""
+    found = {(each.kind, each.before): each.lines for each in mutants_of(SOURCE)}
+    head, call = (13, 14, 15, 16), (17, 18, 19)
+    assert found == {
+        ("constant", "3"): (14,), ("arithmetic", "x + 1"): (4,), ("constant", "1"): (4,), ("constant", "4"): (17,),
+        ("constant", "5"): (22,), ("constant", "6"): head, ("comparison", "x < LIMIT"): head,
+        ("comparison", "x > most"): head, ("and/or", "x < LIMIT\n        or x > most"): head,
+        ("condition", "x < LIMIT\n        or x > most"): head, ("constant", "7"): call,
+        ("drop return", 'return TABLE["a"](\n            7\n        )'): call,
+        ("drop return", "return kind.size"): (22,),
+    }  # fmt: skip
+
+
 @pytest.mark.slow
 def test_every_mutant_of_a_file_is_another_program() -> None:
     source = (Path(smelt.__path__[0]) / "dim.py").read_text()
@@ -50,7 +89,7 @@ def test_every_mutant_of_a_file_is_another_program() -> None:
 
 
 def test_tests_of_a_line() -> None:
-    """Cases of every test before more of one; those of the room first; import alone: all that run the file."""
+    """Cases of every test before more of one; those of the room first; without lines: all that run the file."""
     coverage = CoverageMap()
     coverage.seconds = {f"tests/unit/cli/test_a.py::test_a[{i}]": 0.1 for i in range(20)}
     coverage.seconds |= {"tests/unit/ir/test_b.py::test_b": 0.3, "tests/unit/cli/test_c.py::test_c": 2.0}
@@ -59,25 +98,26 @@ def test_tests_of_a_line() -> None:
     coverage.lines["smelt/ir/x.py"][1] |= {IMPORT}
     coverage.lines["smelt/ir/y.py"][1] |= {IMPORT}
     coverage.lines["smelt/ir/x.py"][4] |= {"tests/unit/ir/test_b.py::test_fails"}
-    first = coverage.tests_of("smelt/ir/x.py", 3, 1.2)
+    first = coverage.tests_of("smelt/ir/x.py", [2, 3], 1.2)
     assert first[0] == "tests/unit/ir/test_b.py::test_b"
     assert "tests/unit/ir/test_b.py::test_b" in first
     assert len(first) == 9
-    assert set(coverage.tests_of("smelt/ir/x.py", 1, 100)) == names
-    assert coverage.tests_of("smelt/ir/y.py", 1, 100) == ["tests/unit/ir/test_b.py::test_b"]
-    assert coverage.tests_of("smelt/ir/y.py", 9, 100) == []
+    for lines in ((), (1,), (9,)):
+        assert set(coverage.tests_of("smelt/ir/x.py", lines, 100)) == names
+        assert coverage.tests_of("smelt/ir/y.py", lines, 100) == ["tests/unit/ir/test_b.py::test_b"]
+    assert coverage.tests_of("smelt/aot/z.py", [1], 100) == []
 
 
 def test_tests_of_a_line_that_runs_in_other_processes_alone() -> None:
-    """Those named after the module or its folder; else those that run other lines of the module."""
+    """Those named after the module or its folder; else those that run other lines of the module, or all of the room."""
     coverage = CoverageMap()
     names = [f"tests/unit/serve/test_{file}.py::test" for file in ("isolation", "sandbox", "serve", "queue")]
     coverage.seconds = dict.fromkeys(names, 0.1)
     coverage.lines["smelt/serve/front.py"][3] |= {names[3], "tests/unit/serve/test_queue.py::test_fails", IMPORT}
-    assert set(coverage.tests_of("smelt/serve/isolation/sandbox.py", 7, 100)) == {*names[:2]}
-    assert coverage.tests_of("smelt/serve/queue.py", 7, 100) == names[3:]
-    assert coverage.tests_of("smelt/serve/front.py", 7, 100) == names[3:]
-    assert coverage.tests_of("smelt/serve/other.py", 7, 100) == []
+    assert set(coverage.tests_of("smelt/serve/isolation/sandbox.py", [7], 100)) == {*names[:2]}
+    assert coverage.tests_of("smelt/serve/queue.py", [7], 100) == names[3:]
+    assert coverage.tests_of("smelt/serve/front.py", [7], 100) == names[3:]
+    assert set(coverage.tests_of("smelt/serve/other.py", [7], 100)) == {*names}
 
 
 def test_files_with_tests(tmp_path: Path) -> None:
