@@ -91,26 +91,22 @@ static inline f32 smelt_tanh_f32(f32 x) {{
   f32 a = smelt_abs_f32(x), z = a * a;
   f32 small = smelt_fma_f32({horner("z", tables.TANH_F32, "f32")} * z, a, a);
   f32 e = smelt_exp_near_f32(-2.0f * (a > 10.0f ? 10.0f : a));
-  f32 large = smelt_fma_f32(-2.0f * e, smelt_inverse_near_f32(e), 1.0f);
+  f32 large = smelt_fma_f32(-2.0f, smelt_divide_near_f32(e, e), 1.0f);
   return smelt_copysign_f32(a < 0.6f ? small : large, x);
 }}""",
-    # 1 / (1 + e) for e in [0, 1]: a cubic within 0.2 % and two of Newton's steps are sooner done than a division. The
-    # second one knows e itself, not the rounded sum.
-    "smelt_inverse_near_f32": """\
-static inline f32 smelt_inverse_near_f32(f32 e) {
-  f32 d = 1.0f + e, y = smelt_fma_f32(smelt_fma_f32(d, -0.221836444f, 1.33101877f), d, -2.93933455f);
-  y = smelt_fma_f32(y, d, 2.82841891f);
-  y = smelt_fma_f32(smelt_fma_f32(-d, y, 1.0f), y, y);
-  return smelt_fma_f32(smelt_fma_f32(-e, y, 1.0f - y), y, y);
+    # t / (1 + e) for e in [0, 1]. What rounding takes from 1 + e is known while the division runs.
+    "smelt_divide_near_f32": """\
+static inline f32 smelt_divide_near_f32(f32 t, f32 e) {
+  f32 d = 1.0f + e, lost = e - (d - 1.0f), y = t / d;
+  return smelt_fma_f32(-lost, y, y);
 }""",
-    # 1 / (1 + e) or e / (1 + e), where e is e^-|x|.
+    # 1 / (1 + e) or e / (1 + e), where e is e^-|x|: in the normal range until the last product.
     "smelt_logistic_f32": """\
 static inline f32 smelt_logistic_f32(f32 x) {
   f32 in = -smelt_abs_f32(x), low = in < -105.0f ? -105.0f : in, p;
-  i32 n = smelt_exp_split_f32(low, &p), half = n >> 1;
-  f32 scale = smelt_power_of_two_f32(half), e = smelt_fma_f32(p, scale, scale) * smelt_power_of_two_f32(n - half);
-  f32 y = smelt_inverse_near_f32(e);
-  return x < 0 ? e * y : y;
+  i32 n = smelt_exp_split_f32(low, &p);
+  f32 e = (1.0f + p) * smelt_power_of_two_f32(n + 64) * 0x1p-64f;
+  return smelt_divide_near_f32((i32)smelt_bits_f32(x) < 0 ? e : 1.0f, e);
 }""",
     # Beside 0 a polynomial; further out 1 - e^q(a), where q is log(erfc(a)).
     "smelt_erf_f32": f"""\
