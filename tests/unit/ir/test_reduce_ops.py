@@ -125,9 +125,11 @@ def argmax(x: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
     return run(Program.of(f.func(*out)), args)
 
 
-@pytest.mark.parametrize("length", [1, 7, family.SEQUENTIAL + 3])
+@pytest.mark.parametrize("length", [1, 7, family.SEQUENTIAL, family.SEQUENTIAL + 1, 2 * family.SEQUENTIAL + 3])
 def test_variadic_body(length: int) -> None:
-    x = np.random.default_rng(1).integers(-50, 50, (3, length)).astype(np.float32)
+    """The greatest is drawn, last, first and in the middle; long rows are combined as a tree, odd ones too."""
+    x = np.random.default_rng(1).integers(-50, 50, (4, length)).astype(np.float32)
+    x[[1, 2, 3], [length - 1, 0, length // 2]] = 60
     value, index = argmax(x, 1)
     assert value.tolist() == x.max(axis=1).tolist()
     assert index.tolist() == x.argmax(axis=1).tolist()

@@ -51,6 +51,21 @@ def test_operands_constants_and_sizes_count(change):
     assert fingerprint(a) != fingerprint(b)
 
 
+def test_a_difference_names_both_places():
+    here, there = (two_adds(swap=swap, location=Location("a.mlir", 3 + swap)) for swap in (False, True))
+    first, second = str(difference(here, there)).splitlines()
+    assert first.startswith("first : ")
+    assert "a.mlir:3" in first
+    assert "stablehlo.add" in first
+    assert second.startswith("second: ")
+    assert "a.mlir:4" in second
+    first, second = str(difference(two_adds(), two_adds(swap=True))).splitlines()
+    assert " at " not in first
+    more = Program.of(two_adds(), two_adds(name="second"))
+    assert "first : nothing more" in str(difference(Program.of(two_adds()), more))
+    assert "second: nothing more" in str(difference(more, Program.of(two_adds())))
+
+
 def test_symbols_count_by_name():
     assert not same(two_adds(sizes=(symbol("N"),)), two_adds(sizes=(symbol("M"),)))
     assert same(two_adds(sizes=(symbol("N"),)), two_adds(sizes=(symbol("N"),)))

@@ -139,6 +139,27 @@ def test_pnm(kind: int, tmp_path: Path, seed: int) -> None:
     np.testing.assert_array_equal(decoded(head.encode() + body, tmp_path), np.broadcast_to(shown, (4, 9, 3)))
 
 
+@pytest.mark.parametrize("largest", [1, 2, 254, 255, 256, 65535])
+def test_depths_of_pnm(largest: int, tmp_path: Path) -> None:
+    numbers = np.array([0, 1, largest // 2, largest - 1, largest])
+    want = np.floor(numbers * 255 / largest + 0.5).astype(np.uint8)
+    text = f"P2 5 1 {largest}\n{' '.join(map(str, numbers))}".encode()
+    np.testing.assert_array_equal(decoded(text, tmp_path, "Grayscale")[0, :, 0], want)
+    raw = f"P5 5 1 {largest}\n".encode() + np.minimum(numbers, 255).astype(np.uint8).tobytes()
+    if largest < 256:
+        np.testing.assert_array_equal(decoded(raw, tmp_path, "Grayscale")[0, :, 0], want)
+    else:
+        with pytest.raises(UnsupportedError, match=rf"PNM(?s:.)*{largest}"):
+            decoded(raw, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", [b"P2 1 1 65536\n1", b"P2 1 1 0\n0", b"P2 2 1 9\n1", b"P2 0 1 9\n", b"P1 2 1\n1", b"P3 1 1 9\n1 2"]
+)
+def test_pnm_without_its_numbers_is_empty(text: bytes, tmp_path: Path) -> None:
+    assert decoded(text, tmp_path).shape == (0, 0, 3)
+
+
 def test_gray_is_the_weighted_mean_of_the_colours(tmp_path: Path) -> None:
     pixels = np.array([[[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 255], [10, 20, 30]]], np.uint8)
     found = decoded(b"P6 5 1 255\n" + pixels.tobytes(), tmp_path, "Grayscale")
