@@ -1,10 +1,12 @@
-"""Default schedules and their search spaces, and a roofline, as text: what else would change unseen.
+"""Default schedules and their search spaces, and pictures, as text: what else would change unseen.
 
 `pytest tests/golden --update-golden` writes the texts again; read the difference.
 """
 
 from __future__ import annotations
 
+import struct
+import tempfile
 import zlib
 from itertools import product
 from pathlib import Path
@@ -28,6 +30,7 @@ from smelt.kernel.tune.schedules import (
     scale_of,
 )
 from smelt.target import TileShape
+from smelt.train.curves import draw_curves
 
 HERE = Path(__file__).parent
 N = symbol("N")
@@ -91,7 +94,25 @@ def roofline() -> str:
     return roofline_svg("a model & its kernels", points, Peaks(2, 150.0, rates, 0.97))
 
 
-TABLES = {"schedules.txt": schedules, "roofline.svg": roofline}
+def curves() -> str:
+    """As SVG, and the pixels of the PNG: two curves with gaps, one point alone, and a picture without any."""
+    first = [(float(i), 2.0 * 0.8**i if i != 5 else float("nan")) for i in range(20)]
+    named = {"loss & more": first, "accuracy": [(0.0, -0.5), (19.0, 0.25)], "one": [(3.0, 1.0)]}
+    texts = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, every in (("all", named), ("none", {})):
+            picture = Path(folder) / f"{name}.svg"
+            draw_curves(picture, every)
+            draw_curves(picture.with_suffix(".png"), every)
+            data = picture.with_suffix(".png").read_bytes()
+            at = data.index(b"IDAT")
+            (length,) = struct.unpack(">I", data[at - 4 : at])
+            pixels = zlib.decompress(data[at + 4 : at + 4 + length])
+            texts += [picture.read_text(), f"<!-- PNG: {data[16:29].hex()}, pixels {checksum(pixels)} -->"]
+    return "\n".join(texts) + "\n"
+
+
+TABLES = {"schedules.txt": schedules, "roofline.svg": roofline, "curves.txt": curves}
 
 
 @pytest.mark.parametrize("name", TABLES)
