@@ -41,6 +41,7 @@ from smelt.kernel.plan.reorder import reorder
 from smelt.kernel.tune.schedules import KernelKey, Lookup, Schedule
 from smelt.kernel.tune.tunables import Tunables
 from smelt.passes import fuse_attention, lower_blocks, pipeline
+from smelt.passes.recompute import use_less_memory
 from smelt.passes.split_prepare import DONATED, WEIGHT
 from smelt.run.executable import NativeExecutable, Store
 from smelt.target import Target, TileShape, tile_shape
@@ -133,6 +134,19 @@ def plan_program(
     return plan_lowered(
         lower(program, target), signature_of(program.main), target, keep_ops=keep_ops, schedules=schedules
     )
+
+
+def plan_within(program: Program, target: Target, limit: int) -> ProgramPlan:
+    """The plan with at most `limit` bytes: activations are computed again until it fits, else it is refused."""
+    lowered, signature = lower(program, target), signature_of(program.main)
+    least = plan_lowered(lowered, signature, target)
+    for smaller in use_less_memory(lowered):
+        if least.footprint.needed({}) <= limit:
+            break
+        plan = plan_lowered(smaller, signature, target)
+        least = min(least, plan, key=lambda each: each.footprint.needed({}))
+    least.footprint.check(limit, {})
+    return least
 
 
 def plan_lowered(

@@ -15,12 +15,14 @@ from smelt.device.registry import device_of, find_device
 from smelt.engine.compile import (
     ProgramPlan,
     build_library,
+    build_plan,
     compile_program,
     emit_plan,
     link_executable,
     mark_donated,
     new_source,
     plan_program,
+    plan_within,
 )
 from smelt.engine.footprint import Footprint
 from smelt.engine.store import store_program
@@ -36,9 +38,11 @@ class NativeEngine:
 
     name = "native"
 
-    def __init__(self, target: Target | None = None, device: str = "auto") -> None:
+    def __init__(self, target: Target | None = None, device: str = "auto", memory_limit: int | None = None) -> None:
+        """`memory_limit`: bytes for the temporaries and results of a call; values are computed again to keep to it."""
         self.device = find_device(device) if target is None else device_of(target)
         self._target = target
+        self.memory_limit = memory_limit
 
     @property
     def target(self) -> Target:
@@ -56,7 +60,10 @@ class NativeEngine:
         """`donate`: inputs that a call may overwrite, so that results and temporaries reuse their memory."""
         target = self.target
         program = mark_donated(program, tuple(donate))
-        return compile_program(program, target, store=partial(store_program, program, target)).executable
+        store = partial(store_program, program, target)
+        if self.memory_limit is not None:
+            return build_plan(plan_within(program, target, self.memory_limit), store=store).executable
+        return compile_program(program, target, store=store).executable
 
 
 class PlacedNativeEngine(NativeEngine):
@@ -72,9 +79,10 @@ class PlacedNativeEngine(NativeEngine):
         return self.device.stats()
 
 
-def native_engine(device: str = "auto") -> NativeEngine:
+def native_engine(device: str = "auto", memory_limit: int | None = None) -> NativeEngine:
     """The engine for a device."""
-    return (PlacedNativeEngine if find_device(device).has_own_memory else NativeEngine)(device=device)
+    kind = PlacedNativeEngine if find_device(device).has_own_memory else NativeEngine
+    return kind(device=device, memory_limit=memory_limit)
 
 
 def compile_all(programs: Sequence[Program], target: Target | None = None) -> list[NativeExecutable | SmeltError]:

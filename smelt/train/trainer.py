@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from smelt.buffer import Buffer, HostBuffer
+from smelt.buffer import Buffer, HostBuffer, bytes_text, parse_bytes
 from smelt.dtype import Array
 from smelt.engine import platform
+from smelt.engine.native import native_engine
 from smelt.engine.signature import signature_of
-from smelt.engine_api import Placing
-from smelt.errors import FileError, RunError, ShapeError
+from smelt.engine_api import Placing, Platform
+from smelt.errors import FileError, MemoryLimitError, RunError, ShapeError, UnsupportedError
+from smelt.ir.core import Program
 from smelt.mesh import Mesh
 from smelt.read import safetensors
 from smelt.shape import Shape
@@ -54,6 +57,9 @@ class Trainer:
     along "data" (data parallelism). Parameters have no such axis: every device holds them, and XLA adds the gradients
     of all devices up.
 
+    `memory_limit` (bytes, or "2GB") bounds state, batch and what a step needs besides. Activations that do not fit are
+    computed again in the backward pass, cheapest first; a step that cannot be made to fit is refused.
+
     >>> import smelt
     >>> from smelt.train import mse, sgd
     >>> line = {"slope": smelt.tensor([0.0], "d")}
@@ -75,6 +81,7 @@ class Trainer:
         debug_nans: bool = False,
         frozen: Any = None,
         mesh: Mesh | None = None,
+        memory_limit: int | str | None = None,
     ) -> None:
         _check_mesh(mesh, batch)
         found = dict(leaves(parameters, _is_tensor))
@@ -110,6 +117,9 @@ class Trainer:
 
         self.progress = Progress()
         chosen = None if mesh is None or mesh.count == 1 else platform(device, engine, mesh=mesh)
+        if memory_limit is not None:
+            held = [value.shape for _, value in leaves((first, *extra), _is_tensor)]
+            chosen = _limit_memory(device, engine, chosen, memory_limit, [*held, *map(shape_of, batch)])
         self._step: Any = compile(
             advance, first, *extra, *batch, donate="state", platform=chosen, device=device, engine=engine
         )
@@ -261,6 +271,31 @@ def _check_mesh(mesh: Mesh | None, batch: Sequence[str | Shape]) -> None:
     for shape, partition in zip(shapes, split, strict=True):
         if shape.is_static and any(partition):
             mesh.pieces(partition, shape.numbers(), f"the batch {shape}")
+
+
+def _limit_memory(
+    device: str, engine: str, chosen: Platform[Program] | None, limit: int | str, held: Sequence[Shape]
+) -> Platform[Program]:
+    """The native engine with what state and batch leave of a memory limit."""
+    if chosen is not None or engine not in ("auto", "native"):
+        raise UnsupportedError(
+            "only the native engine keeps to a memory limit",
+            expected='engine="native" and no mesh',
+            got=engine if chosen is None else "a mesh",
+            remedy="no memory_limit, or smelt.remat(…) around parts of the model",
+        )
+    if dynamic := [str(shape) for shape in held if not shape.is_static]:
+        raise ShapeError("a memory limit needs static sizes", got=dynamic[0], remedy="a batch such as f32[b=32, d=64]")
+    total = parse_bytes(limit, "memory_limit")
+    own = sum(shape.element.numpy.itemsize * math.prod(shape.numbers()) for shape in held)
+    if own > total:
+        raise MemoryLimitError(
+            "parameters, optimiser state and batch need more memory than allowed",
+            expected=f"at most {bytes_text(total)}",
+            got=bytes_text(own),
+            remedy="a higher memory_limit, a smaller batch, or an optimiser with less state (sgd, adafactor)",
+        )
+    return Platform("cpu" if device == "auto" else device, native_engine(device, total - own))
 
 
 def _is_finite(array: Array) -> bool:

@@ -12,6 +12,8 @@ import pytest
 
 import smelt
 from smelt import Shaped, Tensor, nn
+from smelt.device.runtime import runtime
+from smelt.engine.native import NativeEngine
 from smelt.ir.interpret import run as interpret
 from smelt.passes import pipeline
 from smelt.structure import leaves, map_leaves
@@ -265,3 +267,24 @@ def test_what_has_no_gradient_is_refused():
         smelt.grad(lambda y: y.sum(), wrt=3)(x)
     with pytest.raises(TensorError, match="the loss is a float"):
         smelt.grad(lambda y: 1.0)(x)
+
+
+@pytest.mark.skipif(NativeEngine().missing() is not None, reason="no compiler")
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_gradients_of_an_embedding_are_sums_in_the_order_of_its_tokens(threads: int, seed: int):
+    """To the bit, for any number of threads, however often a token occurs."""
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(0, 7, (30, 20)).astype(np.int32)
+    weights = rng.normal(size=(30, 20, 33)).astype(np.float32)
+    table = smelt.tensor(rng.normal(size=(9, 33)).astype(np.float32), "v d")
+    loss = (table.take(smelt.tensor(tokens, "b s"), "v") * smelt.tensor(weights, "b s d")).sum()
+    before = runtime().threads
+    runtime().set_threads(threads)
+    try:
+        slope = loss.grad(table)
+        smelt.realize(slope, engine="native")
+    finally:
+        runtime().set_threads(before)
+    expected = np.zeros((9, 33), np.float32)
+    np.add.at(expected, tokens.ravel(), weights.reshape(-1, 33))
+    assert slope.numpy().tobytes() == expected.tobytes()
