@@ -18,7 +18,7 @@ from smelt.train.metrics import accuracy, confusion, f1, perplexity, top_k_accur
 from smelt.train.mixed import mixed
 from smelt.train.optimisers import Optimiser, adam, adamw, average, clip, lion, rmsprop, sgd
 from smelt.train.schedules import cosine, linear, one_cycle, step_decay, warm_up
-from smelt.train.stepping import accumulate, skip_infinite
+from smelt.train.stepping import accumulate, scale_loss, skip_infinite
 from smelt.train.trainer import Trainer
 
 __all__ = [
@@ -54,6 +54,7 @@ __all__ = [
     "perplexity",
     "prefetch",
     "rmsprop",
+    "scale_loss",
     "sgd",
     "skip_infinite",
     "step_decay",

@@ -16,8 +16,8 @@ def mixed(loss: Callable[..., Tensor], element: str | DType = "bf16", *, scale: 
     """The loss with f32 parameters and inputs converted to bf16 or f16: matmuls run in that type and sum in f32.
 
     The parameters of a Trainer stay f32 (master weights), and so do their gradients. `scale` multiplies every cotangent
-    between loss and parameters, so that small ones do not vanish in f16; 1024 is usual, and bf16 needs none. Sums over
-    many elements belong in f32: give the loss `logits.to("f32")`.
+    between loss and parameters, so that small ones do not vanish in f16; 1024 is usual, and bf16 needs none;
+    `scale_loss` finds a factor by itself. Sums over many elements belong in f32: give the loss `logits.to("f32")`.
 
     >>> import smelt
     >>> from smelt import train

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from smelt.errors import ShapeError
 from smelt.tensor.core import Tensor
 from smelt.tensor.data import tensor
 from smelt.tensor.ops.elementwise import minimum
@@ -23,15 +24,30 @@ Tensors = Mapping[str, Tensor]
 State = dict[str, Any]  # the step, and further dictionaries of tensors
 Rate = float | Callable[[Tensor], Tensor]
 AVERAGE = "average"  # in a state: the moving average of the parameters
+SCALE = "loss_scale"  # in a state: the factor of the loss
 
 
 @dataclass(frozen=True, slots=True)
 class Optimiser:
-    """A rule for the next parameters. `update(gradients, state, parameters)` returns parameters and state."""
+    """A rule for the next parameters. `update(gradients, state, parameters)` returns parameters and state.
+
+    `scales_loss`: the state holds a factor of the loss, and gradients are those of the loss times that factor.
+    """
 
     name: str
     init: Callable[[Tensors], State]
     update: Callable[[Tensors, State, Tensors], tuple[dict[str, Tensor], State]]
+    scales_loss: bool = False
+
+
+def check_unscaled(what: str, optimiser: Optimiser) -> None:
+    """Refuse an optimiser whose gradients are still scaled where their size counts."""
+    if optimiser.scales_loss:
+        raise ShapeError(
+            f"{what}: the gradients are still multiplied by the loss scale here",
+            got=optimiser.name,
+            remedy=f"scale_loss({what}(optimiser, …)) instead of {what}(scale_loss(optimiser), …)",
+        )
 
 
 def zeros_like(parameters: Tensors) -> dict[str, Tensor]:
@@ -149,6 +165,7 @@ def rmsprop(rate: Rate, *, decay: float = 0.99, epsilon: float = 1e-8, momentum:
 def clip(optimiser: Optimiser, norm: float) -> Optimiser:
     """The optimiser on gradients that are scaled down together where their norm is larger than `norm`."""
     check_range("clip", norm=(norm, 0, math.inf))
+    check_unscaled("clip", optimiser)
 
     def update(gradients: Tensors, state: State, parameters: Tensors) -> tuple[dict[str, Tensor], State]:
         total: Tensor | float = 0.0
@@ -177,4 +194,4 @@ def average(optimiser: Optimiser, decay: float = 0.999) -> Optimiser:
         means = {name: decay * state[AVERAGE][name] + (1 - decay) * value for name, value in moved.items()}
         return moved, {**after, AVERAGE: means}
 
-    return Optimiser(f"averaged {optimiser.name}", init, update)
+    return Optimiser(f"averaged {optimiser.name}", init, update, optimiser.scales_loss)

@@ -32,6 +32,7 @@ from smelt.train.nans import find_nan
 from smelt.train.optimisers import AVERAGE, Optimiser
 from smelt.train.paths import refuse_dead_paths
 from smelt.train.run import Options, Progress, Run
+from smelt.train.stepping import find_scale
 
 _KIND = "smelt.train"  # in the metadata of a checkpoint
 
@@ -110,7 +111,13 @@ class Trainer:
                 fixed = map_leaves(frozen, _is_tensor, lambda _: next(kept), tied=False)
                 return loss(self._rebuild(flat), fixed, *given[1:])
 
-            value, slopes = value_and_grad(of)(state["parameters"])
+            factor = find_scale(state["optimiser"])
+
+            def scaled(flat: Any) -> tuple[Tensor, Tensor]:
+                value = of(flat)
+                return value if factor is None else value * factor.to(value.dtype), value
+
+            (_, value), slopes = value_and_grad(scaled, aux=True)(state["parameters"])
             refuse_dead_paths(value, state["parameters"], slopes)
             moved, after = optimiser.update(slopes, state["optimiser"], state["parameters"])
             return value, {"parameters": moved, "optimiser": after}
@@ -172,6 +179,12 @@ class Trainer:
     def parameters(self) -> Any:
         """The parameters as they are now, in the structure that was given."""
         return self._as_given(self._state["parameters"])
+
+    @property
+    def loss_scale(self) -> float:
+        """The factor of the loss that `smelt.train.scale_loss` keeps; 1 without it."""
+        held = find_scale(self._state["optimiser"])
+        return 1.0 if held is None else float(_array(held))
 
     @property
     def averaged(self) -> Any:

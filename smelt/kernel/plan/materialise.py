@@ -222,8 +222,8 @@ class Materialised:
                 base = base.op.operands[0]
             if base.op is not None and base.op.name == "stablehlo.constant":
                 self.constants[base.op] = None  # a splat would otherwise have no buffer
-            elif base.op is not None and _is_move(base.op):
-                self.forced.add(base)
+            elif base.op is not None and (_is_move(base.op) or _is_formula(base.op)):
+                self.forced.add(base)  # an iota or a formula of one has no buffer otherwise
             in_runs = is_in_runs(op, i)
             self.addressed.append((base, value, in_runs))
             if value is base or _is_strided(Nest({base: 0}, views=self.views), value, in_runs):

@@ -26,6 +26,15 @@ func.func @main(%rows: tensor<6x24xf32>, %scale: tensor<6xf32>) -> tensor<6x24xf
   %2 = stablehlo.multiply %rows, %1 : tensor<6x24xf32>
   return %2 : tensor<6x24xf32>
 }"""
+TRIANGLE = """
+func.func @main(%x: tensor<8x5xf32>) -> tensor<8x5xf32> {
+  %0 = stablehlo.iota dim = 0 : tensor<8x8xi32>
+  %1 = stablehlo.iota dim = 1 : tensor<8x8xi32>
+  %2 = stablehlo.compare GE, %0, %1 : (tensor<8x8xi32>, tensor<8x8xi32>) -> tensor<8x8xi1>
+  %3 = stablehlo.convert %2 : (tensor<8x8xi1>) -> tensor<8x8xf32>
+  %4 = stablehlo.dot %3, %x : (tensor<8x8xf32>, tensor<8x5xf32>) -> tensor<8x5xf32>
+  return %4 : tensor<8x5xf32>
+}"""
 
 
 def kernels(program: Program) -> list[set[str]]:
@@ -44,8 +53,8 @@ def test_a_costly_number_for_each_row_stays_with_its_row() -> None:
     assert kernels(parse(ROWS)) == [{"rsqrt", "multiply", "broadcast_in_dim"}]
 
 
-@pytest.mark.parametrize("text", [GATE, ROWS], ids=["gate", "rows"])
-def test_both_are_right(text: str, seed: int) -> None:
+@pytest.mark.parametrize("text", [GATE, ROWS, TRIANGLE], ids=["gate", "rows", "triangle"])
+def test_all_are_right(text: str, seed: int) -> None:
     program, random = parse(text), np.random.default_rng(seed)
     arguments = [random.uniform(0.1, 2, arg.shape.numbers({})).astype(np.float32) for arg in program.main.args]
     (want,), (got,) = run(program, arguments), NativeEngine().compile(program)(*arguments)

@@ -94,3 +94,44 @@ def test_a_scale_saves_gradients_that_vanish_in_f16() -> None:
     np.testing.assert_allclose(smelt.grad(train.mixed(small, "f16", scale=4096))(w, x).numpy(), 1e-8, rtol=1e-2)
     with pytest.raises(smelt.SmeltError, match="narrow type"):
         train.mixed(small, "f64")
+
+
+def test_a_dynamic_scale_follows_pytorchs_rules() -> None:
+    """Doubled after three steps, halved by one that overflows, which changes nothing else. The factors are those of
+    torch.amp.GradScaler(init_scale=4, growth_interval=3) on the same steps."""
+    optimiser = train.accumulate(train.average(train.scale_loss(train.adam(0.1), 4.0, interval=3)), 1)
+    start = {"w": smelt.tensor([1.0, 2.0], "d")}
+    trainer = train.Trainer(lambda p, x: x.dot(p["w"], "d").mean(), start, optimiser, "f32[b=1, d=2]")
+    plain = train.Trainer(lambda p, x: x.dot(p["w"], "d").mean(), start, train.adam(0.1), "f32[b=1, d=2]")
+    x, found = np.array([[1.0, 3.0]], np.float32), []
+    for step in range(8):
+        overflows = step in (1, 5)
+        assert trainer.step(x * np.float32(np.inf) if overflows else x) == pytest.approx(
+            np.inf if overflows else plain.step(x), rel=1e-6
+        )
+        np.testing.assert_allclose(trainer.parameters["w"].numpy(), plain.parameters["w"].numpy(), rtol=1e-6)
+        found.append(trainer.loss_scale)
+    assert found == [4, 2, 2, 2, 4, 2, 2, 2]
+    assert plain.loss_scale == 1
+
+
+@pytest.mark.parametrize("engine", ["reference", "native"])
+def test_a_dynamic_scale_saves_gradients_that_vanish_in_f16(engine: str) -> None:
+    small = train.mixed(lambda p, x: (x.dot(p["w"], "d") * 1e-4).to("f32").sum() * 1e-4, "f16")
+    start = {"w": smelt.tensor([1.0, 2.0], "d")}
+    x = np.ones((1, 2), np.float32)
+    lost = train.Trainer(small, start, train.sgd(1e6), "f32[b=1, d=2]", engine=engine)
+    lost.step(x)
+    assert lost.parameters["w"].tolist() == [1.0, 2.0]
+    kept = train.Trainer(small, start, train.scale_loss(train.sgd(1e6)), "f32[b=1, d=2]", engine=engine)
+    kept.step(x)
+    np.testing.assert_allclose(kept.parameters["w"].numpy(), [0.99, 1.99], rtol=1e-3)
+
+
+def test_sizes_of_scaled_gradients_are_refused() -> None:
+    scaled = train.average(train.scale_loss(train.sgd(0.1)))
+    for wrap in (lambda o: train.clip(o, 1.0), train.skip_infinite, train.scale_loss):
+        with pytest.raises(smelt.SmeltError, match="still multiplied by the loss scale"):
+            wrap(scaled)
+    with pytest.raises(smelt.SmeltError, match="out of range"):
+        train.scale_loss(train.sgd(0.1), backoff=2.0)
