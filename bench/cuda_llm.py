@@ -58,7 +58,7 @@ def measure(step: Any, wait: Any, count: int, driver: Any, batch: int, moved: in
     with Timed(driver) as timed:
         step()
         wait()
-        kernels = timed.kernels(1000)
+    kernels = timed.kernels(1000)
     return {
         "first_step": first,
         "seconds": seconds,

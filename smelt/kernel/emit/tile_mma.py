@@ -26,7 +26,7 @@ inline void smelt_mma_sync(f32 *c, const ui32 *a, const ui32 *b) {
 }
 inline ui32 smelt_shared_address(const void *at) { return (ui32)__cvta_generic_to_shared(at); }
 inline void smelt_copy_async(void *to, const void *from, int used) {  // 16 bytes, of which those not used are 0
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
       :: "r"(smelt_shared_address(to)), "l"(from), "r"(used) : "memory");
 }
 inline void smelt_copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -119,37 +119,38 @@ template <int GROUPS, int TILES, class L> inline void smelt_few_rows(int lane, f
           to[s][t][h] = at < lines ? smelt_stream(b + at * line + (16 * t + 8 * h + group) * 8) : smelt_words{};
     }
   };
-  load(held, 0);
-  for (i64 turn = 0; turn < turns; turn += STEPS) {
-    load(next, turn + STEPS);
+  const auto multiply = [&](const smelt_words (&w)[STEPS][TILES][2], i64 turn) {
 #pragma unroll
     for (int s = 0; s < STEPS; s++) {
       const i64 k = 8 * (4 * (warp + 8 * (turn + s)) + member);
+      smelt_words x[GROUPS][PARTS] = {};
 #pragma unroll
       for (int g = 0; g < GROUPS; g++) {
         const i64 r = 8 * g + group;
-        smelt_words x[PARTS] = {};
         if (r < rows && k < count) {
-          if (whole) smelt_left<L>::words(a + r * row + k, x);
-          else smelt_left<L>::some(a + r * row + k, count - k, x);
+          if (whole) smelt_left<L>::words(a + r * row + k, x[g]);
+          else smelt_left<L>::some(a + r * row + k, count - k, x[g]);
         }
+      }
+#pragma unroll
+      for (int g = 0; g < GROUPS; g++)
 #pragma unroll
         for (int t = 0; t < TILES; t++)
 #pragma unroll
           for (int half = 0; half < 2; half++) {
-            const ui32 w[4] = {held[s][t][0].x[2 * half], held[s][t][1].x[2 * half],
-                               held[s][t][0].x[2 * half + 1], held[s][t][1].x[2 * half + 1]};
+            const ui32 y[4] = {w[s][t][0].x[2 * half], w[s][t][1].x[2 * half],
+                               w[s][t][0].x[2 * half + 1], w[s][t][1].x[2 * half + 1]};
 #pragma unroll
-            for (int p = 0; p < PARTS; p++) smelt_mma_sync(sum[t][g], w, x[p].x + 2 * half);
+            for (int p = 0; p < PARTS; p++) smelt_mma_sync(sum[t][g], y, x[g][p].x + 2 * half);
           }
-      }
     }
-#pragma unroll
-    for (int s = 0; s < STEPS; s++)
-#pragma unroll
-      for (int t = 0; t < TILES; t++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) held[s][t][h] = next[s][t][h];
+  };
+  load(held, 0);
+  for (i64 turn = 0; turn < turns; turn += 2 * STEPS) {  // one half is multiplied while the other one is read
+    load(next, turn + STEPS);
+    multiply(held, turn);
+    load(held, turn + 2 * STEPS);
+    multiply(next, turn + STEPS);
   }
 #pragma unroll
   for (int t = 0; t < TILES; t++)
@@ -183,51 +184,59 @@ template <class L, int COLUMNS, int STAGES> inline void smelt_tile(int lane, cha
     const i64 *starts, i64 row, i64 tap, const ui16 *b, i64 line, i64 panel, i64 taps, i64 count, f32 *acc, i64 width,
     i64 columns, i64 accumulate) {
   enum {
-    SLABS = smelt_left<L>::SLABS, PARTS = smelt_left<L>::PARTS, CHUNKS = 2 * sizeof(L), MINE = CHUNKS / 2,
-    LEFT = 128 * 16 * CHUNKS, PITCH = 16 * COLUMNS + SMELT_PAD(L),
-    STAGE = (128 * 128 + SLABS * 4 * (16 * COLUMNS + 32) + 1023) / 1024 * 1024,
+    SLABS = smelt_left<L>::SLABS, PARTS = smelt_left<L>::PARTS, STEPS = 32 * SLABS, LEFT = 128 * 32 * sizeof(L),
+    PITCH = 16 * COLUMNS + SMELT_PAD(L), STAGE = (128 * 128 + SLABS * 4 * (16 * COLUMNS + 32) + 1023) / 1024 * 1024,
     HIGH = COLUMNS == 64 ? 32 : 64, WIDE = COLUMNS == 256 ? 64 : 32, ACROSS = COLUMNS / WIDE
   };
-  const i64 lines = (count + 7) / 8, slabs = (count + 31) / 32, all = taps * slabs, stages = (all + SLABS - 1) / SLABS;
-  const int chunk = lane % CHUNKS, first_row = lane / CHUNKS;
-  const L *from[MINE];
-  bool there[MINE], aligned = ((ui64)a | (ui64)(tap * (i64)sizeof(L))) % 16 == 0;
+  const i64 lines = (count + 7) / 8, each = (count + STEPS - 1) / STEPS, stages = taps * each;
+  // A thread copies 16 bytes of 4 rows, and of one column in every other line.
+  const int chunk = lane % 8, first_row = lane / 8, column = lane % COLUMNS, first_line = lane / COLUMNS;
+  const int per_slab = 32 * sizeof(L) / 16;
+  const int to_row = chunk / per_slab * LEFT + smelt_chunk<L>(first_row, chunk % per_slab);
+  const int to_line = SLABS * LEFT + first_line * PITCH + column * 16;
+  const bool has_column = column / 64 * 64 < columns;
+  const ui16 *w = b + column / 64 * panel + first_line * line + column % 64 * 8;
+  const L *from[4];
+  bool there[4], aligned = (ui64)(tap * (i64)sizeof(L)) % 16 == 0;
 #pragma unroll
-  for (int i = 0; i < MINE; i++) {
-    const i64 at = first_row + 256 / CHUNKS * i;
+  for (int i = 0; i < 4; i++) {
+    const i64 at = first_row + 32 * i;
     there[i] = at < rows;
-    from[i] = a + (there[i] ? (starts ? starts[at] : at * row) : 0);
+    from[i] = a + (there[i] ? (starts ? starts[at] : at * row) : 0) + 16 / (int)sizeof(L) * chunk;
     aligned = aligned && (ui64)from[i] % 16 == 0;
   }
-  i64 fetched = 0, next_tap = 0, next_k = 0;
-  const auto fetch = [&]() {  // the next stage, which may be behind the last one
-    char *slot = ring + fetched % STAGES * STAGE;
-    if (fetched++ < stages)
+  i64 next_tap = 0, next_k = 0;
+  int next_slot = 0;
+  const auto fetch = [&]() {  // the next stage, if there is one
+    char *slot = ring + next_slot * STAGE;
+    next_slot = next_slot + 1 == STAGES ? 0 : next_slot + 1;
+    if (next_tap < taps) {
+      const int left = count - next_k < STEPS ? (int)(count - next_k) : STEPS;
+      const int bytes = left * (int)sizeof(L) - 16 * chunk;
+      const int used = bytes < 0 ? 0 : bytes < 16 ? bytes : 16;
 #pragma unroll
-    for (int s = 0; s < SLABS; s++) {
-      const bool some = next_tap < taps;
-      const i64 k = next_k + 16 / (i64)sizeof(L) * chunk, left = some && k < count ? (count - k) * (i64)sizeof(L) : 0;
-#pragma unroll
-      for (int i = 0; i < MINE; i++) {
-        char *to = slot + s * LEFT + smelt_chunk<L>(first_row + 256 / CHUNKS * i, chunk);
-        const int used = !there[i] ? 0 : left < 16 ? (int)left : 16;
-        const L *x = used ? from[i] + next_tap * tap + k : a;
+      for (int i = 0; i < 4; i++) {
+        char *to = slot + to_row + i * 32 * 32 * (int)sizeof(L);
         if (aligned) {
-          smelt_copy_async(to, used ? (const void *)x : (const void *)b, used);
+          smelt_copy_async(to, from[i], there[i] ? used : 0);
         } else {
 #pragma unroll
-          for (int e = 0; e < (int)(16 / sizeof(L)); e++) ((L *)to)[e] = e < used / (int)sizeof(L) ? x[e] : (L)0;
+          for (int e = 0; e < (int)(16 / sizeof(L)); e++)
+            ((L *)to)[e] = there[i] && e * (int)sizeof(L) < used ? from[i][e] : (L)0;
         }
       }
 #pragma unroll
-      for (int i = 0; i < COLUMNS / 64; i++) {
-        const int at = lane + 256 * i, column = at % COLUMNS, l = at / COLUMNS;
-        const bool here = some && next_k / 8 + l < lines && column / 64 * 64 < columns;
-        const ui16 *w = b + column / 64 * panel + (next_tap * lines + next_k / 8 + l) * line + column % 64 * 8;
-        smelt_copy_async(slot + SLABS * LEFT + (s * 4 + l) * PITCH + column * 16, here ? w : b, here ? 16 : 0);
+      for (int i = 0; i < SLABS * COLUMNS / 64; i++) {
+        const int more = 256 / COLUMNS * i;
+        const bool here = has_column && 8 * (first_line + more) < left;
+        smelt_copy_async(slot + to_line + more * PITCH, w + more * line, here ? 16 : 0);
       }
-      next_k += 32;
-      if (next_k >= count) { next_k = 0; next_tap++; }
+      next_k += STEPS;
+      const bool last = next_k >= count;
+      w += (last ? lines - (each - 1) * (STEPS / 8) : STEPS / 8) * line;
+#pragma unroll
+      for (int i = 0; i < 4; i++) from[i] += last ? tap - (each - 1) * STEPS : STEPS;
+      if (last) { next_k = 0; next_tap++; }
     }
     smelt_copy_commit();
   };
