@@ -134,8 +134,8 @@ def run_engine(sizes: Sizes, batch: int) -> dict[str, Any]:
 
     def step() -> None:
         parts = [([int(token)], state["at"], each, [0]) for token, each in zip(state["tokens"], pages, strict=True)]
-        logits, _, state["pools"] = made.run(Batch.of(parts), state["pools"])
-        state["tokens"], state["at"] = logits.argmax(-1), state["at"] + 1
+        rows, state["pools"] = made.run(Batch.of(parts), state["pools"])
+        state["tokens"], state["at"] = [rows.best(i) or 0 for i in range(batch)], state["at"] + 1
 
     moved = sum(2 * int(np.prod(shape)) for name, shape in shapes.items() if "embed" not in name)
     driver = find_device("cuda").driver  # type: ignore[attr-defined]

@@ -76,7 +76,7 @@ def compile_step(checkpoint: Checkpoint, platform: Platform[Program], precision:
     config = checkpoint.config
     model = instantiate(Decoder, checkpoint.weights, strict=True, config=config, formats=checkpoint.formats)
     return compile(
-        model.pick_step if platform.engine.name == "pjrt" else model.step,
+        model.pick_step if isinstance(platform.engine, Placing) else model.step,
         "i32[s=S]",
         [pool_texts(config.kv_heads, config.head_size, config.cache)] * len(config.layers),
         "i32[b=B, m=M]",
@@ -122,6 +122,7 @@ class Step:
         self._bound: Any = bound
         self._by_size = bound.platform.engine.name == "pjrt"
         self._paged = bound.platform.engine.name == "native"
+        self._picks = isinstance(bound.platform.engine, Placing)  # results stay in its memory
         self._put = bound.platform.put
         self._gathered = GATHERED.get(bound.platform.device.partition(":")[0], GATHERED_ON_DEVICE)
 
@@ -136,7 +137,7 @@ class Step:
     def run(self, batch: Batch, pools: Pools) -> tuple[Rows, Pools]:
         given = batch.padded() if self._by_size else batch
         made = self._bound(given.tokens, pools, given.table, given.sequence, given.position, *given.places, given.rows)
-        rows = DeviceRows(made) if self._by_size else HostRows(made.logits.numpy(), made.states.numpy())
+        rows = DeviceRows(made) if self._picks else HostRows(made.logits.numpy(), made.states.numpy())
         return rows, made.pools
 
     def put(self, array: Array) -> Any:
