@@ -6,7 +6,7 @@ A second build of the same inputs gives the same bytes: files have fixed names, 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from smelt.aot.assemble import Parts
@@ -106,12 +106,19 @@ def check_product(machine: Machine, name: str) -> None:
 
 def build_executable(parts: Parts, machine: Machine, options: Options = DEFAULT) -> bytes:
     """A program that runs the model."""
+    text, content = recorded_unit(parts.signature, options.recorded)
+    front = [Unit("front_recorded", text, front_flags(parts))]
+    front += [Unit(f"front_{Path(each).stem}", HERE / each, front_flags(parts)) for each in FRONT]
+    return link_executable(parts, machine, options, front, {CONTENT: content})
+
+
+def link_executable(
+    parts: Parts, machine: Machine, options: Options, front: Sequence[Unit], files: Mapping[str, bytes]
+) -> bytes:
+    """The program of a front, which embeds `files`."""
     with workshop() as shop:
         flags = (f"--target={machine.triple}", *machine.flags)
-        text, content = recorded_unit(parts.signature, options.recorded)
-        shop.write({CONTENT: content, SCRIPT: DISCARD})
-        front = [Unit("front_recorded", text, _front_flags(parts))]
-        front += [Unit(f"front_{Path(each).stem}", HERE / each, _front_flags(parts)) for each in FRONT]
+        shop.write({**files, SCRIPT: DISCARD})
         objects = _compile(shop, parts, machine, flags, options, front)
         fewer = (f"-Wl,-T,{SCRIPT}", "-Wl,--no-eh-frame-hdr") if machine.system == "linux" else ()
         return shop.link(objects, f"model{machine.suffix}", (*flags, *machine.link, *fewer, *_linker(machine)))
@@ -121,7 +128,7 @@ def build_module(parts: Parts, machine: Machine, options: Options = DEFAULT) -> 
     """A WebAssembly module that imports nothing."""
     with workshop() as shop:
         flags = (f"--target={machine.triple}", *machine.flags)
-        front = [Unit("front_web", HERE / "web.c", _front_flags(parts))]
+        front = [Unit("front_web", HERE / "web.c", front_flags(parts))]
         objects = _compile(shop, parts, machine, flags, options, front)
         return shop.link(objects, "model.wasm", (*flags, *machine.link, *_linker(machine)))
 
@@ -149,7 +156,8 @@ def _soname(machine: Machine, name: str) -> tuple[str, ...]:
     return named.get(machine.system, ())
 
 
-def _front_flags(parts: Parts) -> tuple[str, ...]:
+def front_flags(parts: Parts) -> tuple[str, ...]:
+    """Of the C files that call the model."""
     return (f"-I{RUNTIME}", f"-I{HERE}", "-Os", f"-DMODEL_CREATE={parts.name}_create")
 
 

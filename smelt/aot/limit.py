@@ -19,7 +19,8 @@ def parts(plan: ProgramPlan, machine: Machine, threads: int, sizes: Mapping[str,
     known = dict.fromkeys(main.symbols, 1) | dict(sizes)
     bound = len(main.of_kind("argument")) - len(plan.signature.inputs)
     arguments = main.of_kind("argument")
-    tensors = [*arguments[bound:], *main.of_kind("result")]
+    reused = {result for result, _ in main.reused}  # they are inputs' memory
+    tensors = [*arguments[bound:], *(each for i, each in enumerate(main.of_kind("result")) if i not in reused)]
     weights = sum(evaluate(each.bytes, {}) for each in arguments[:bound]) + sum(map(len, main.constants))
     threads = threads if machine.has_threads else 0
     return {

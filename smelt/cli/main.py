@@ -404,7 +404,7 @@ def compile_model(
             size or [],
             static or [],
             as_json,
-            precision or "f32",
+            precision,
             optimise,
             threads,
             weights,

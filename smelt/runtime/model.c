@@ -387,7 +387,9 @@ static int run(smelt_model *model, Slot *slot, const smelt_tensor *inputs, smelt
     *place = NULL;
     if (is_late(sizes, results[r].rank)) continue;
     describe_output(&results[r], sizes, &outputs[r]);
-    failed = place_output(slot, &results[r], inputs, outputs, r);
+    i64 donated = e->ports[e->inputs + r].donated;
+    if (donated) outputs[r].data = inputs[donated - 1].data, outputs[r].bytes = inputs[donated - 1].bytes;
+    else failed = place_output(slot, &results[r], inputs, outputs, r);
     *place = outputs[r].data;
   }
   if (failed) return failed;
@@ -403,10 +405,11 @@ static int run(smelt_model *model, Slot *slot, const smelt_tensor *inputs, smelt
 int smelt_model_call(smelt_model *model, const smelt_tensor *inputs, smelt_tensor *outputs) {
   Slot *slot = smelt_take(model->executable);
   if (!slot) return no_memory(0);
+  Executable *e = model->executable;
   char *own = slot->views; /* one byte per result: the call allocates it */
-  for (i64 r = 0; r < model->executable->results; r++) own[r] = !outputs[r].data;
+  for (i64 r = 0; r < e->results; r++) own[r] = !outputs[r].data && !e->ports[e->inputs + r].donated;
   int failed = run(model, slot, inputs, outputs), is_general = failed == SMELT_BAD_SIZE && model->general && !slot->ran;
-  for (i64 r = 0; failed && r < model->executable->results; r++)
+  for (i64 r = 0; failed && r < e->results; r++)
     if (own[r]) smelt_tensor_release(model, &outputs[r]);
   smelt_give(slot);
   return is_general ? smelt_model_call(model->general, inputs, outputs) : failed;

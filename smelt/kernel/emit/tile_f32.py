@@ -58,7 +58,7 @@ static inline __attribute__((always_inline)) smelt_vector smelt_widen_bf16(const
   return (smelt_vector)(__builtin_convertvector(*(const smelt_halves *)p, smelt_codes) << 16);
 }}
 static inline __attribute__((always_inline)) smelt_vector smelt_widen_f16(const void *p) {{
-#if !defined(SMELT_PLAIN) && ({bytes} == 64 || ({bytes} == 32 && defined(__F16C__)))
+#if !defined(SMELT_PLAIN) && (({bytes} == 64 && defined(__AVX512F__)) || ({bytes} == 32 && defined(__F16C__)))
   smelt_vector x;
   __asm__("vcvtph2ps %1, %0" : "=v"(x) : "m"(*(const smelt_halves *)p));
   return x;
