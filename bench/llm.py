@@ -149,13 +149,15 @@ def llama_cpp(path: Path, context: int, threads: int, python: str) -> Engine | N
 def concurrent(
     model: smelt.llm.LanguageModel, count: int, prompt: int, new: int, dice: np.random.Generator
 ) -> dict[str, float]:
-    """Tokens per second of several requests at once, prompts included in the time."""
+    """Tokens per second of several requests at once: while all of them generate, and with their prompts in the time."""
     prompts = [dice.integers(10, min(model.config.v, 30_000), prompt).tolist() for _ in range(count)]
     start = time.perf_counter()
     answers = model.generate_all(prompts, max_tokens=new, ignore_end=True)
     taken = time.perf_counter() - start
     generating = max(answer.timings["prefill_s"] + answer.timings["decode_s"] for answer in answers)
-    return {"requests": count, "tokens_per_s": count * new / taken, "slowest_s": generating}
+    last = min(answer.timings["decode_s"] for answer in answers)  # of the one that began last: all generate by then
+    decode = count * (new - 1) / last
+    return {"requests": count, "decode": decode, "tokens_per_s": count * new / taken, "slowest_s": generating}
 
 
 def bandwidth(path: Path, decode: float, threads: int) -> dict[str, float]:
@@ -182,7 +184,12 @@ def show(record: dict[str, Any]) -> None:
         ratios = record["ratios"]
         print(f"  ratio      prefill {ratios['prefill']:8.2f}            decode {ratios['decode']:7.2f}")
     if "concurrent" in record:
-        print(f"  {record['concurrent']['requests']} at once: {record['concurrent']['tokens_per_s']:.1f} tokens/s")
+        found, rates = record["concurrent"], record["engines"]["smelt"]
+        most = min(found["requests"] * rates["decode"], rates["prefill"])
+        print(
+            f"  {found['requests']} at once: decode {found['decode']:.1f} tokens/s, {found['decode'] / most:.2f} of the"
+            f" most that one request's rates allow; {found['tokens_per_s']:.1f} tokens/s with their prompts"
+        )
     if record["bandwidth"]:
         print(f"  {record['bandwidth']['fraction']:.0%} of the memory's bandwidth while decoding")
 

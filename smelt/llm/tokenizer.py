@@ -65,6 +65,7 @@ class Tokenizer:
     def __init__(self, inner: Any, source: str) -> None:
         self._inner = inner
         self.source = source
+        self.single: dict[int, str] = {}  # texts of tokens alone, of those that were asked for
         self._cutting: tuple[int, Tokenizer] | None = None
 
     @property
@@ -79,8 +80,10 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], special: bool = False) -> str:
         """The text of tokens; special tokens are left out unless `special`."""
-        with _refusing(f"{self.source}: the tokens cannot be decoded"):
-            return str(self._inner.decode(list(ids), skip_special_tokens=not special))
+        try:  # not `_refusing`: this runs for every token of every sequence
+            return str(self._inner.decode(ids, skip_special_tokens=not special))
+        except BaseException as error:
+            raise _refuse(error, f"{self.source}: the tokens cannot be decoded") from None
 
     def encode_up_to(self, text: str, most: int) -> list[int]:
         """The same for at most `most` tokens: the text is truncated, special tokens around it stay."""
@@ -112,12 +115,13 @@ def _refusing(message: str) -> Iterator[None]:
     """Exceptions of the package, which raises plain ones and panics of its own, as an error of ours."""
     try:
         yield
-    except SmeltError:
-        raise
     except BaseException as error:
-        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-            raise ParseError(message, got=error) from None
-        raise
+        raise _refuse(error, message) from None
+
+
+def _refuse(error: BaseException, message: str) -> BaseException:
+    foreign = isinstance(error, Exception) or type(error).__name__ == "PanicException"
+    return ParseError(message, got=error) if foreign and not isinstance(error, SmeltError) else error
 
 
 class Detokenizer:
@@ -128,23 +132,33 @@ class Detokenizer:
         self._ids: list[int] = []
         self._start = 0  # tokens before this one are context
         self._shown = 0  # tokens whose text is out
+        self._before = ""  # the text of the context that is out
 
     def add(self, token: int) -> str:
         """The text that is certain now."""
         self._ids.append(token)
-        before = self._tokenizer.decode(self._ids[self._start : self._shown])
         whole = self._tokenizer.decode(self._ids[self._start :])
-        if len(whole) <= len(before) or whole.endswith("\ufffd"):
+        if len(whole) <= len(self._before) or whole.endswith("\ufffd"):
             return ""
+        text = whole[len(self._before) :]
         self._start, self._shown = self._shown, len(self._ids)
-        return whole[len(before) :]
+        self._before = self._decode_context()
+        return text
+
+    def _decode_context(self) -> str:
+        ids, known = self._ids[self._start : self._shown], self._tokenizer.single
+        if len(ids) != 1:
+            return self._tokenizer.decode(ids)
+        if ids[0] not in known:
+            known[ids[0]] = self._tokenizer.decode(ids)
+        return known[ids[0]]
 
     def finish(self) -> str:
         """What is left: bytes that are no whole character."""
-        before = self._tokenizer.decode(self._ids[self._start : self._shown])
         whole = self._tokenizer.decode(self._ids[self._start :])
+        text, self._before = whole[len(self._before) :], ""
         self._start = self._shown = len(self._ids)
-        return whole[len(before) :]
+        return text
 
 
 def _package() -> Any:

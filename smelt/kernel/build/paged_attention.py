@@ -132,8 +132,7 @@ class _Block:
             page = nest.let(add(first, number))
             key = nest.let(scale(page, paged.page))
             count = nest.apply("minimum", Number(paged.page), nest.let(add(high, 1, scale(key, -1))))
-            after = nest.apply("minimum", nest.let(add(page, 1)), nest.let(add(pages, -1)))
-            place, after = self.find_page(page), self.find_page(after)
+            place, after = self.find_page(self.sequence, page), self.find_next(page, first, pages)
             self.multiply_keys(scores, queries, place, after)
             self.mask(scores, places, key, low, high)
             self.weigh(scores, best, total, result)
@@ -197,13 +196,27 @@ class _Block:
 
     # -- a page --
 
-    def find_page(self, page: Expr) -> Expr:
-        """Where in the pool a page of the sequence is."""
+    def find_page(self, sequence: Expr, page: Expr) -> Expr:
+        """Where in the pool a page of a sequence is."""
         nest, op = self.nest, self.paged.op
-        row = nest.clamp(self.sequence, tensor(op.operands[3]).sizes[0] - 1)
+        row = nest.clamp(sequence, tensor(op.operands[3]).sizes[0] - 1)
         return nest.clamp(_index(nest, op, 3, row, page), tensor(op.operands[1]).sizes[0] - 1)
 
-    def multiply_keys(self, scores: str, queries: str, page: Expr, after: Expr) -> None:
+    def find_next(self, page: Expr, first: Expr, pages: Expr) -> tuple[Expr, Expr]:
+        """(page, group) to prefetch: the next page; after the last one the first page of what a core takes next, which
+        is the next group of keys or, where sequences have one query each, the next sequence."""
+        nest, paged = self.nest, self.paged
+        is_last = nest.apply("EQ", nest.let(add(page, 1)), pages, dtype=i1)
+        is_over = nest.apply("EQ", self.group, Number(paged.groups - 1), dtype=i1)
+        other = nest.apply("select", is_over, Number(0), nest.let(add(self.group, 1)), dtype=i64)
+        token = nest.apply("minimum", nest.let(add(self.token, 1)), Amount(paged.count - 1))
+        turned = nest.apply("and", is_last, is_over, dtype=i1)
+        sequence = nest.apply("select", turned, _index(nest, paged.op, 4, token), self.sequence, dtype=i64)
+        following = nest.apply("select", is_last, first, nest.let(add(page, 1)), dtype=i64)
+        group = nest.apply("select", is_last, other, self.group, dtype=i64)
+        return self.find_page(sequence, following), group
+
+    def multiply_keys(self, scores: str, queries: str, page: Expr, after: tuple[Expr, Expr]) -> None:
         """Queries by all keys of a page; what is not there is masked later."""
         nest, paged, value = self.nest, self.paged, self.paged.op.operands[1]
         depth = Number(paged.depth)
@@ -219,7 +232,7 @@ class _Block:
             later = self.later(1, after, paged.depth * start)
             self.multiply(scores, start, left, right, self.form(1), False, later)
 
-    def multiply_values(self, result: str, scores: str, page: Expr, after: Expr, count: Expr) -> None:
+    def multiply_values(self, result: str, scores: str, page: Expr, after: tuple[Expr, Expr], count: Expr) -> None:
         """Accumulate weights times the values that are there."""
         nest, paged, value = self.nest, self.paged, self.paged.op.operands[2]
         opened = None if self.is_direct(2) else self.open_page(2, page, count)
@@ -241,11 +254,11 @@ class _Block:
                 later = self.later(2, after, first * paged.values + keys * start)
                 self.multiply(result, start, left, right, self.form(2), True, later)
 
-    def later(self, operand: int, page: Expr, first: int) -> Place | None:
+    def later(self, operand: int, after: tuple[Expr, Expr], first: int) -> Place | None:
         """The next page comes out of memory while this one is computed: no processor foresees where it is."""
         if not self.is_direct(operand):
             return None
-        at = (page, self.group, Number(0), Number(0))
+        at = (*after, Number(0), Number(0))
         begin = element_place(self.nest, self.paged.op, self.paged.op.operands[operand], at)
         return begin.replace(index=add(begin.index, first))
 
