@@ -262,6 +262,10 @@ def bench(
     url: Annotated[str, typer.Option(help="A server to load instead: http://HOST:PORT. Open loop.")] = "",
     model: Annotated[str, typer.Option(help="With --url: the model to call. Default: the only one.")] = "",
     rate: Annotated[float, typer.Option(help="With --url: requests per second, Poisson arrivals.")] = 100.0,
+    within: Annotated[
+        float,
+        typer.Option(help="With --url: milliseconds to an answer, or its first token, that count as goodput."),
+    ] = 1000.0,
     key: Annotated[str, typer.Option(help="With --url: the API key.", envvar="SMELT_API_KEY")] = "",
     seed: Annotated[int, typer.Option(help="Seed of random inputs and arrivals.")] = 0,
     as_json: AsJson = False,
@@ -273,7 +277,8 @@ def bench(
     if (file is None) == (not url):
         raise typer.BadParameter("give either a model or --url")
     if file is None:
-        cli.load.load(url, model, rate, seconds, size or [], key, seed, as_json)
+        asked = cli.load.Load(model, rate, seconds, size or (), key, seed, within, prompt, new)
+        cli.load.load(url, asked, as_json)
         return
     peers = [name for name in against.split(",") if name]
     if cli.bench_language.is_language_model(file):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socketserver
 import threading
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 import smelt
-from smelt.cli.load import load
+from smelt.cli.load import Load, load
 from smelt.client import AsyncClient, Client, connect
 from smelt.client.calls import ServerError
 from smelt.client.wire import HEADER, NUMPY, decode_answer, encode_request
@@ -152,12 +153,15 @@ def test_an_address_that_is_none() -> None:
 
 
 def test_the_load_test_counts_what_it_sent(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    load(f"http://127.0.0.1:{server.http}", "", 200.0, 0.5, ["pixels.0=2"], "", 3, True)
+    load(f"http://127.0.0.1:{server.http}", Load("", 200.0, 0.5, ["pixels.0=2"], seed=3, within_ms=1e6), True)
     found = json.loads(capsys.readouterr().out)
     assert (found["model"], found["requests"], found["failed"]) == ("digits", 100, 0)
     assert found["answered"] == 100
     assert 0 < found["latency_ms"]["50"] <= found["latency_ms"]["99"] <= found["most_ms"]
-    load(f"http://127.0.0.1:{server.http}", "digits", 50.0, 0.1, [], "", 3, False)
-    assert "answered 5" in capsys.readouterr().out
+    assert found["goodput"] > 0
+    load(f"http://127.0.0.1:{server.http}", Load("digits", 50.0, 0.1, seed=3, within_ms=1e-6), False)
+    assert re.search("answered 5,(.|\n)*goodput: 0.0", capsys.readouterr().out)
+    with pytest.raises(RunError, match="no model 'other'"):
+        load(f"http://127.0.0.1:{server.http}", Load("other", 50.0, 0.1), False)
     with pytest.raises(RunError, match="must be positive"):
-        load(f"http://127.0.0.1:{server.http}", "digits", 0.0, 0.1, [], "", 3, False)
+        load(f"http://127.0.0.1:{server.http}", Load("digits", 0.0, 0.1), False)

@@ -13,6 +13,9 @@ import openai
 import pytest
 
 import smelt
+from smelt.cli.load import Load, load
+from smelt.cli.load_language import summarise, token_times
+from smelt.cli.open_loop import Streamed
 from tests.llm_checkpoints import FIXTURE, Case, write_checkpoint
 from tests.llm_gguf import write_vocabulary
 from tests.unit.llm.test_forms import write_letters
@@ -283,3 +286,24 @@ def test_a_client_that_leaves_ends_its_answer(server: Server) -> None:
     while running():
         pass
     assert server.ask("GET", "/v2/health/ready")[0] == 200
+
+
+def test_the_load_test_of_a_language_model(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = Load("tiny", rate=20.0, seconds=0.2, prompt=5, new=6, within_ms=1e6)
+    load(f"http://127.0.0.1:{server.http}", asked, True)
+    found = json.loads(capsys.readouterr().out)
+    assert (found["answered"], found["failed"]) == (4, 0)
+    assert 4 <= found["tokens"] <= 24
+    assert 0 < found["first_token_ms"]["50"] <= found["most_ms"]
+    assert found["goodput"] > 0
+
+
+def test_tokens_of_a_stream_and_their_times() -> None:
+    events = [b'data: {"choices": [{"text": "a"}]}\n\n', b'data: {"choices": [{"text": "b"}]}\n\n']
+    usage = b'data: {"choices": [], "usage": {"completion_tokens": 3}}\n\n'
+    content = b"".join([*events, events[0], usage, b"data: [DONE]\n\n"])
+    ends = [len(events[0]), len(events[0]) * 3, len(content)]
+    answer = Streamed(content, list(zip([0.1, 0.3, 0.4], ends, strict=True)))
+    assert token_times(answer) == [0.1, 0.3, 0.3]
+    first, about = summarise([answer])
+    assert (first, about["tokens"], about["between_tokens_ms"]["50"]) == ([0.1], 3, pytest.approx(100))
