@@ -40,7 +40,7 @@ from smelt.serve.oip import Rest, Service, as_problem
 from smelt.serve.ollama import Ollama
 from smelt.serve.openai import OpenAI, openai_problem
 from smelt.serve.openapi import OpenAPI
-from smelt.serve.problems import ForbiddenError, MethodError, UnauthorizedError
+from smelt.serve.problems import BusyError, ForbiddenError, MethodError, UnauthorizedError
 from smelt.serve.protocol import Reply
 from smelt.serve.recorder import Recorder
 from smelt.serve.rerank import Rerank
@@ -93,6 +93,7 @@ class App:
             self.routes.add("GET", path, self.health)
         self._prefix, self._numbers = secrets.token_hex(6).encode(), itertools.count(1)  # of the requests' ids
         self._common = [(b"server", b"smelt")]
+        self._busy_logged = float("-inf")  # when, on `monotonic`
         if config.allow_origin:
             self._common.append((b"access-control-allow-origin", config.allow_origin.encode()))
 
@@ -215,8 +216,17 @@ class App:
             self.recorder.record(request, response, identity.decode(), spent, message)
         if self.tracing is not None:
             self.tracing.record(request, response, identity.decode(), spent, error)
-        if self.config.access_log or (error is not None and not isinstance(error, ClientGoneError)):
+        if self.config.access_log or (error is not None and self._is_news(error)):
             self._log(request, response, identity.decode(), spent, error)
+
+    def _is_news(self, error: SmeltError) -> bool:
+        """Whether an error is worth a line: clients that left are none, and a server without room writes one a second."""
+        if isinstance(error, BusyError):
+            now = time.monotonic()
+            if now < self._busy_logged + 1:
+                return False
+            self._busy_logged = now
+        return not isinstance(error, ClientGoneError)
 
     async def _answer(self, request: Request) -> Response:
         if request.method == "OPTIONS" and self.config.allow_origin:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import grpc
 import numpy as np
@@ -21,9 +22,12 @@ from smelt.serve.oip import Outcome, Service, write_region
 from smelt.serve.problems import ForbiddenError, NotFoundError, RequestError, UnauthorizedError, status_of
 from smelt.serve.shared_memory import REGION, Regions
 from smelt.serve.tensors import check_shape, from_bytes
+from smelt.serve.tracing import Tracing
 from smelt.version import __version__
 
+T = TypeVar("T")
 _M = messages()
+INFER = "ModelInfer"
 SERVICE = "inference.GRPCInferenceService"
 LISTING = ("ModelStatistics", "RepositoryIndex")  # what they say depends on the key
 _CODES = {
@@ -53,8 +57,9 @@ _CONTENTS = {
 class GrpcFront:
     """The service's methods: message in, message out."""
 
-    def __init__(self, service: Service, audit: Audit | None) -> None:
-        self.service, self.audit, self.keys, self.catalogue = service, audit, service.keys, service.catalogue
+    def __init__(self, service: Service, audit: Audit | None, tracing: Tracing | None = None) -> None:
+        self.service, self.audit, self.tracing = service, audit, tracing
+        self.keys, self.catalogue = service.keys, service.catalogue
 
     def handlers(self) -> grpc.GenericRpcHandler:
         rows: dict[str, tuple[Callable[..., Awaitable[Any]], bool]] = {
@@ -63,7 +68,7 @@ class GrpcFront:
             "ModelReady": (self.model_ready, False),
             "ServerMetadata": (self.server_metadata, False),
             "ModelMetadata": (self.model_metadata, False),
-            "ModelInfer": (self.infer, False),
+            INFER: (self.infer, False),
             "ModelConfig": (self.model_config, False),
             "ModelStatistics": (self.statistics, False),
             "RepositoryIndex": (self.index, False),
@@ -90,9 +95,12 @@ class GrpcFront:
 
     def _unary(self, name: str, work: Callable[..., Awaitable[Any]], admin: bool) -> Any:
         async def answer(message: Any, context: Any) -> Any:
+            request = GrpcRequest(context, name, _model_of(message))
             try:
-                key = self._check(message, context, name, admin)
-                return await work(message, key) if name in LISTING else await work(message)
+                with self._traced(request):
+                    key = self._check(request, context, admin)
+                    more = (key,) if name in LISTING else (request,) if name == INFER else ()
+                    return await work(message, *more)
             except SmeltError as error:
                 await context.abort(_CODES.get(status_of(error), grpc.StatusCode.INTERNAL), str(error))
 
@@ -100,22 +108,42 @@ class GrpcFront:
 
     async def _stream(self, incoming: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         async for message in incoming:
+            request = GrpcRequest(context, INFER, _model_of(message))
             try:
-                self._check(message, context, "ModelInfer", False)
-                yield _M["ModelStreamInferResponse"](infer_response=await self.infer(message))
+                with self._traced(request):
+                    self._check(request, context, False)
+                    found = await self.infer(message, request)
+                yield _M["ModelStreamInferResponse"](infer_response=found)
             except SmeltError as error:
                 yield _M["ModelStreamInferResponse"](
                     error_message=str(error), infer_response=_M["ModelInferResponse"](id=message.id)
                 )
 
-    def _check(self, message: Any, context: Any, name: str, admin: bool) -> KeyConfig | None:
+    @contextmanager
+    def _traced(self, request: GrpcRequest) -> Iterator[None]:
+        """A span for a call, where spans are made."""
+        if self.tracing is None:
+            yield
+            return
+        started, error = time.perf_counter(), None
+        try:
+            yield
+        except SmeltError as failed:
+            error = failed
+            raise
+        finally:
+            status = 200 if error is None else status_of(error)
+            self.tracing.record_call(request, SERVICE, status, time.perf_counter() - started, error)
+
+    def _check(self, request: GrpcRequest, context: Any, admin: bool) -> KeyConfig | None:
         """The same keys as over HTTP, in the call's metadata, and the same audit."""
+        name = request.path
         if name in ("ServerLive", "ServerReady"):
             return None
-        model = getattr(message, "model_name", "") or getattr(message, "name", "")
+        model = "".join(request.parts)
         key: KeyConfig | None = None
         try:
-            key = self._key(context, name)
+            key = self.keys.admit(request)
             if admin:
                 self.keys.check_admin(key)
             elif model:
@@ -126,11 +154,6 @@ class GrpcFront:
         if admin:
             self._note(name.removeprefix("RepositoryModel").lower(), context, name, key, model=model)
         return key
-
-    def _key(self, context: Any, name: str) -> KeyConfig | None:
-        pairs = [(k.encode(), value.encode()) for k, value in context.invocation_metadata() if isinstance(value, str)]
-        scope = {"method": "POST", "path": name, "headers": pairs, "query_string": b""}
-        return self.keys.admit(Request(scope, _nothing))
 
     def _note(self, event: str, context: Any, name: str, key: KeyConfig | None, **fields: Any) -> None:
         if self.audit is not None:
@@ -216,17 +239,34 @@ class GrpcFront:
         self._regions().unregister(message.name)
         return _M["SystemSharedMemoryUnregisterResponse"]()
 
-    async def infer(self, message: Any) -> Any:
+    async def infer(self, message: Any, request: GrpcRequest | None = None) -> Any:
         started = time.perf_counter()
         inputs = _read_inputs(message, self.service.config.max_elements, self.service.regions)
         outcome = await self.service.infer(
-            message.model_name, message.model_version, inputs, _parameters(message.parameters), started
+            message.model_name, message.model_version, inputs, _parameters(message.parameters), started, request
         )
         return _write(message, outcome, self.service.regions)
 
 
+class GrpcRequest(Request):
+    """A call as keys, statistics and spans see a request: its path is the method, its headers are the metadata."""
+
+    def __init__(self, context: Any, name: str, model: str) -> None:
+        pairs = [(k.encode(), value.encode()) for k, value in context.invocation_metadata() if isinstance(value, str)]
+        super().__init__({"method": "POST", "path": name, "headers": pairs, "query_string": b""}, _nothing)
+        self.parts = (model,) if model else ()
+
+    async def while_connected(self, work: Coroutine[Any, Any, T]) -> T:
+        """gRPC cancels the handler itself when the client leaves."""
+        return await work
+
+
 async def _nothing() -> Mapping[str, Any]:
     return {"type": "http.disconnect"}
+
+
+def _model_of(message: Any) -> str:
+    return getattr(message, "model_name", "") or getattr(message, "name", "")
 
 
 def _parameters(entries: Mapping[str, Any]) -> dict[str, Any]:
@@ -319,7 +359,9 @@ def _write(message: Any, outcome: Outcome, regions: Regions | None) -> Any:
     )
 
 
-async def start(service: Service, audit: Audit | None, host: str, port: int) -> tuple[Any, int]:
+async def start(
+    service: Service, audit: Audit | None, host: str, port: int, tracing: Tracing | None = None
+) -> tuple[Any, int]:
     """A running gRPC server, and its port. It shares the event loop with HTTP."""
     most = service.config.max_body
     options = [
@@ -328,7 +370,7 @@ async def start(service: Service, audit: Audit | None, host: str, port: int) -> 
         ("grpc.so_reuseport", int(service.config.workers > 1)),
     ]
     server = grpc.aio.server(options=options)
-    server.add_generic_rpc_handlers((GrpcFront(service, audit).handlers(),))
+    server.add_generic_rpc_handlers((GrpcFront(service, audit, tracing).handlers(),))
     address = f"{f'[{host}]' if ':' in host else host}:{port}"
     try:
         credentials = _credentials(service.config)

@@ -134,7 +134,7 @@ async def _serve(app: App, listener: socket.socket, quiet: bool, link: socket.so
     _say(quiet, f"smelt listens on {url}")
     other = None
     if config.grpc_port is not None:
-        other, bound = await grpc_front.start(app.service, app.audit, config.host, config.grpc_port)
+        other, bound = await grpc_front.start(app.service, app.audit, config.host, config.grpc_port, app.tracing)
         _say(quiet, f"  and for gRPC on {host}:{bound}")
     linked = None if link is None else asyncio.create_task(app.join(link))
     loading = asyncio.create_task(_load(app.catalogue, url, quiet))

@@ -7,6 +7,7 @@ OTEL_TRACES_SAMPLER. A client's `traceparent` makes its span the parent.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from smelt.errors import SmeltError, UnsupportedError
@@ -46,21 +47,41 @@ class Tracing:
     def record(
         self, request: Request, response: Response, identity: str, seconds: float, error: SmeltError | None
     ) -> None:
+        """A request over HTTP."""
+        attributes = {
+            "http.request.method": request.method,
+            "url.path": request.path,
+            "http.response.status_code": response.status,
+            "smelt.request_id": identity,
+        }
+        self._record(f"{request.method} {_route(request)}", request, attributes, response.status, seconds, error)
+
+    def record_call(
+        self, request: Request, service: str, status: int, seconds: float, error: SmeltError | None
+    ) -> None:
+        """A call over gRPC; `status` is HTTP's."""
+        attributes = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": request.path}
+        self._record(f"{service}/{request.path}", request, attributes, status, seconds, error)
+
+    def _record(
+        self,
+        name: str,
+        request: Request,
+        attributes: Mapping[str, Any],
+        status: int,
+        seconds: float,
+        error: SmeltError | None,
+    ) -> None:
         ended, mark = time.time_ns(), time.perf_counter()
         parent = request.header(b"traceparent")
         span = self._tracer.start_span(
-            f"{request.method} {_route(request)}",
+            name,
             self._extract({"traceparent": parent, "tracestate": request.header(b"tracestate")}) if parent else None,
             kind=self._server,
             start_time=ended - round(seconds * 1e9),
-            attributes={
-                "http.request.method": request.method,
-                "url.path": request.path,
-                "http.response.status_code": response.status,
-                "smelt.request_id": identity,
-            },
+            attributes=attributes,
         )
-        if response.status >= 500:
+        if status >= 500:
             span.set_status(self._failed)
         if error is not None:
             span.set_attribute("error.type", type(error).__name__)

@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -224,3 +225,15 @@ def test_a_client_that_leaves_cancels_its_waiting_call() -> None:
         stats = client.app.catalogue.pick("digits").stats
         assert (stats.success, stats.failure, stats.calls) == (1, 1, 1)
         assert leaving.sent == b""
+
+
+def test_a_server_without_room_writes_few_lines(caplog: pytest.LogCaptureFixture) -> None:
+    key = KeyConfig(name="slow", sha256=hashlib.sha256(SECRET.encode()).hexdigest(), per_minute=1)
+    with serving(model(DIGITS), keys=[key]) as client, caplog.at_level("INFO", "smelt.serve"):
+        client.app._busy_logged = time.monotonic() + 3600 - 1
+        answers = [Wire(client).receive(request()) for _ in range(4)]
+        assert [answer[9:12] for answer in answers] == [b"200", b"429", b"429", b"429"]
+        assert not caplog.records
+        client.app._busy_logged = float("-inf")
+        Wire(client).receive(request())
+        assert [record.getMessage().split()[2] for record in caplog.records] == ["429"]

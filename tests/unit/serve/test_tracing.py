@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
+import grpc
+import numpy as np
 import pytest
 
+from smelt.serve.grpc import GrpcFront
+from smelt.serve.grpc_messages import messages
 from smelt.serve.tracing import Tracing
 from tests.unit.serve.client import DIGITS, model, serving
 
 pytest.importorskip("opentelemetry.sdk")
 PIXELS = {"inputs": [{"name": "pixels", "shape": [2, 64], "datatype": "FP32", "data": [0] * 128}]}
+MESSAGES = messages()
 PARENT = f"00-{'a' * 32}-{'b' * 16}-01"
 
 
@@ -44,3 +51,40 @@ def test_a_request_has_spans_for_the_queue_and_the_call() -> None:
     assert missing.parent is None
     assert missing.attributes is not None
     assert missing.attributes["error.type"] == "NotFoundError"
+
+
+def test_a_call_over_grpc_has_the_same_spans() -> None:
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    class Context:
+        def invocation_metadata(self) -> list[tuple[str, str]]:
+            return [("traceparent", PARENT)]
+
+        async def abort(self, code: grpc.StatusCode, details: str) -> None:
+            raise grpc.RpcError(code)
+
+    kept = InMemorySpanExporter()
+    with serving(model(DIGITS, trusted=True)) as client:
+        front = GrpcFront(client.app.service, None, Tracing(kept))
+        infer = front._unary("ModelInfer", front.infer, False)
+        tensor = {"name": "pixels", "datatype": "FP32", "shape": [2, 64]}
+        for name in ("digits", "nothing"):
+            message = MESSAGES["ModelInferRequest"](
+                model_name=name, inputs=[tensor], raw_input_contents=[np.zeros((2, 64), np.float32).tobytes()]
+            )
+            with nullcontext() if name == "digits" else pytest.raises(grpc.RpcError):
+                client.run(infer(message, Context()))
+        assert front.tracing is not None
+        front.tracing._provider.force_flush()
+        spans = kept.get_finished_spans()
+        front.tracing.close()
+    method = "inference.GRPCInferenceService/ModelInfer"
+    assert [span.name for span in spans] == ["queue", "run", method, method]
+    queue, run, whole, failed = spans
+    assert whole.parent is not None
+    assert f"{whole.context.trace_id:x}" == "a" * 32
+    assert run.attributes is not None
+    assert (run.attributes["smelt.rows"], run.attributes["smelt.model"]) == (2, "digits")
+    assert queue.parent == run.parent == whole.context
+    assert failed.attributes is not None
+    assert (failed.attributes["rpc.method"], failed.attributes["error.type"]) == ("ModelInfer", "NotFoundError")
