@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,11 @@ from smelt.device.cache import compiling_for
 from smelt.dtype import Array
 from smelt.errors import SmeltError
 
+PLACE = b'"array %d"'  # of an array that was cut out
+_BEFORE_KEY = (b"{", b",", b" ", b"\n", b"\t", b"\r")  # no backslash: the quote begins or ends a string
+_VALUE = re.compile(rb"\s*:\s*\[")
 log = logging.getLogger("smelt.serve")
-_read: list[Any] = []  # the function, once it is there, and its library
+_read: list[Any] = []  # the functions, once they are there, and their library
 
 
 def prepare() -> None:
@@ -29,13 +33,14 @@ def prepare() -> None:
     try:
         with compiling_for("the reader of JSON tensors"):
             library = cpu.build(source)
-            function = ctypes.PyDLL(library._name).smelt_read_numbers  # which keeps the GIL: it takes microseconds
+            held = ctypes.PyDLL(library._name)  # calls keep the GIL: they take microseconds
     except SmeltError as error:
         log.info("JSON tensors are read without C: %s", error.message)
         return
-    function.restype = ctypes.c_int
-    function.argtypes = [ctypes.c_char_p, ctypes.c_longlong, ctypes.c_int, ctypes.c_longlong, ctypes.c_void_p]
-    _read[:] = function, library
+    read, find_end, number = held.smelt_read_numbers, held.smelt_array_end, ctypes.c_longlong
+    read.restype, read.argtypes = ctypes.c_int, [ctypes.c_char_p, number, ctypes.c_int, number, ctypes.c_void_p]
+    find_end.restype, find_end.argtypes = number, [ctypes.c_char_p, number, number]
+    _read[:] = read, find_end, library
 
 
 def read_numbers(data: bytes, count: int, integers: bool) -> Array | None:
@@ -46,3 +51,24 @@ def read_numbers(data: bytes, count: int, integers: bool) -> Array | None:
     made = np.empty(count, np.int64 if integers else np.float32)
     failed = _read[0](data, len(data), integers, count, made.__array_interface__["data"][0])
     return None if failed else made
+
+
+def cut_arrays(text: bytes, key: bytes) -> tuple[bytes, list[bytes]]:
+    """JSON without the arrays that are values of a key, each replaced by `PLACE`; and these arrays.
+
+    They are found by their brackets, so an array with strings may be cut in the wrong place. An array that
+    `read_numbers` can read was cut right: behind a key there is exactly one array that begins there.
+    """
+    parts, arrays, done = list[bytes](), list[bytes](), 0
+    at = text.find(key)
+    while _read and at >= 0:
+        start = at + len(key)
+        if text[at - 1 : at] in _BEFORE_KEY and (found := _VALUE.match(text, start)):
+            end = _read[1](text, len(text), found.end() - 1)
+            if end < 0:
+                break
+            parts += text[done : found.end() - 1], PLACE % len(arrays)
+            arrays.append(text[found.end() - 1 : end])
+            done = start = end
+        at = text.find(key, start)
+    return b"".join((*parts, text[done:])) if arrays else text, arrays

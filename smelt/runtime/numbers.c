@@ -108,6 +108,18 @@ static int to_integer(const Decimal *number, int64_t *result) {
   return 1;
 }
 
+/* The end of an array that begins at `start` and holds no strings, found by its brackets alone; -1: there is none. */
+int64_t smelt_array_end(const char *text, int64_t length, int64_t start) {
+  int64_t depth = 0;
+  for (const char *at = text + start, *end = text + length;;) {
+    const char *close = at < end ? memchr(at, ']', (size_t)(end - at)) : NULL;
+    if (!close) return -1;
+    for (; at < close && (at = memchr(at, '[', (size_t)(close - at))); at++) depth++;
+    at = close + 1;
+    if (--depth <= 0) return at - text;
+  }
+}
+
 /* Reads an array of numbers, flat or nested with equal lengths on every level, into `count` elements of `result`: floats,
  * or 64-bit integers. 0, or -1 where another reader is needed. */
 int smelt_read_numbers(const char *text, int64_t length, int integers, int64_t count, void *result) {

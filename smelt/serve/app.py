@@ -220,7 +220,7 @@ class App:
             self._log(request, response, identity.decode(), spent, error)
 
     def _is_news(self, error: SmeltError) -> bool:
-        """Whether an error is worth a line: clients that left are none, and a server without room writes one a second."""
+        """Whether an error is worth a line. Clients that left are not; a server without room writes one a second."""
         if isinstance(error, BusyError):
             now = time.monotonic()
             if now < self._busy_logged + 1:

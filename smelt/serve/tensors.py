@@ -72,6 +72,9 @@ def from_bytes(name: str, kind: str, shape: Sequence[int], data: memoryview, mos
 
 def from_json(name: str, kind: str, shape: Sequence[int], data: bytes | memoryview, most: int) -> Array:
     """An array of a JSON list, flat or nested. Numbers must be exact: 1.5 is no INT32, 300 no UINT8."""
+    read = read_tensor(name, kind, shape, bytes(data), most)
+    if read is not None:
+        return read
     count = check_shape(name, shape, most)
     if kind == BYTES:
         flat = _flatten(name, read_json(_ANYTHING, data, name))
@@ -79,18 +82,23 @@ def from_json(name: str, kind: str, shape: Sequence[int], data: bytes | memoryvi
             raise RequestError(f"{name}: not only strings", expected="BYTES as JSON strings")
         made = np.array(flat, object) if flat else np.empty(0, object)
     else:
-        made = _numbers(name, kind, _numpy(name, kind), bytes(data), count)
+        made = _numbers(name, kind, _numpy(name, kind), bytes(data))
     if made.size != count:
         raise RequestError(f"{name}: the data does not fit its shape", expected=f"{count} elements", got=f"{made.size}")
     return made.reshape(shape)
 
 
-def _numbers(name: str, kind: str, numpy: np.dtype[Any], data: bytes, count: int) -> Array:
-    """Elements of a JSON list: in C where that is possible, else through Python's numbers."""
-    if kind not in IN_PYTHON:
-        read = read_numbers(data, count, numpy.kind in "iu")
-        if read is not None:
-            return _narrow(name, kind, read, numpy)
+def read_tensor(name: str, kind: str, shape: Sequence[int], data: bytes, most: int) -> Array | None:
+    """The same in C; None where that cannot read it, or says that something is wrong."""
+    numpy = NUMPY.get(kind)
+    if numpy is None or kind in IN_PYTHON:
+        return None
+    made = read_numbers(data, check_shape(name, shape, most), numpy.kind in "iu")
+    return None if made is None else _narrow(name, kind, made, numpy).reshape(shape)
+
+
+def _numbers(name: str, kind: str, numpy: np.dtype[Any], data: bytes) -> Array:
+    """Elements of a JSON list, through Python's numbers. Flat lists go the quick way."""
     wide = np.dtype(np.float64) if numpy.kind in "fV" else np.dtype(object if kind == "UINT64" else np.int64)
     try:
         if numpy.kind in "fV":

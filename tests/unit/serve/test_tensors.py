@@ -14,6 +14,7 @@ import pytest
 
 from smelt.client.wire import BYTES, NUMPY, datatype_of, to_bytes
 from smelt.device import numbers
+from smelt.serve.oip import parse
 from smelt.serve.problems import RequestError, TooLargeError
 from smelt.serve.tensors import from_bytes, from_json, to_json
 
@@ -187,3 +188,46 @@ def test_what_is_no_array_of_numbers_is_left_to_others(seed: int) -> None:
     if numbers._read:
         assert numbers.read_numbers(good, 8, False) is not None
     assert numbers.read_numbers(good, 7, False) is numbers.read_numbers(good, 9, False) is None
+
+
+TENSOR = '{"name": "x", "shape": [2, 2], "datatype": "FP32", "data": [[1.5, 2],[3, 4e0]]}'
+OTHER = '{"data" : [1,2,3] , "name": "y", "datatype": "INT8", "shape": [3]}'
+
+
+def _request(*tensors: str, before: str = "", after: str = "") -> str:
+    return f'{{{before}"inputs": [{",".join(tensors)}]{after}}}'
+
+
+NULL = TENSOR.replace("[[1.5, 2],[3, 4e0]]", "null")
+REQUESTS = {
+    "one": _request(TENSOR),
+    "two": _request(TENSOR, OTHER, after=', "id": "a]"'),
+    "an id that looks like data": _request(TENSOR, before=r'"id": "\"data\": [1]", '),
+    "an id that ends like data": _request(TENSOR, before=r'"id": "x,\"data", '),
+    "a parameter that is called data": _request(TENSOR, after=', "parameters": {"data": [1]}'),
+    "strings": _request(TENSOR, '{"name": "s", "shape": [2], "datatype": "BYTES", "data": ["a]", "["]}'),
+    "null beside a parameter": _request(NULL, after=', "parameters": {"data": [1, 2, 3, 4]}'),
+    "data twice": _request(TENSOR.replace('"name"', '"data": [1,2,3,4], "name"')),
+    "the same name": _request(TENSOR, TENSOR),
+    "doubles": _request(TENSOR.replace("FP32", "FP64")),
+    "an unknown type": _request(TENSOR.replace("FP32", "FP33")),
+    "too few": _request(TENSOR.replace(", 4e0", "")),
+    "cut off": _request(TENSOR)[:-4],
+    "a huge shape": _request(TENSOR.replace("[2, 2]", "[9999999, 99]")),
+    "out of range": _request(OTHER.replace("3]", "300]", 1)),
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_arrays_that_are_cut_out_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def outcome() -> Any:
+        try:
+            asked, inputs = parse(REQUESTS[name].encode(), None, MOST)
+        except RequestError as error:
+            return type(error), str(error)
+        arrays = {each: (array.dtype, array.shape, array.tolist()) for each, array in inputs.items()}
+        return asked.id, asked.parameters, arrays
+
+    found = outcome()
+    monkeypatch.setattr(numbers, "_read", [])
+    assert found == outcome()
