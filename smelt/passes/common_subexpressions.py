@@ -8,25 +8,27 @@ from smelt.ir.core import Op, Value
 from smelt.ir.rewrite import Edit, has_effect
 from smelt.ir.structure import op_key
 
+ISOLATED = frozenset({"chlo.scan"})  # ops whose regions use no value from outside
+
 
 def common_subexpressions(edit: Edit) -> int:
-    """Merge equal ops; returns the number of ops erased. A value of an inner region is not visible outside it."""
+    """Merge equal ops; returns the number of ops erased. A value of an inner region is not visible outside it, and the
+    body of a scan sees nothing from outside."""
     numbers: dict[Value, int] = {}
 
     def number(value: Value) -> int:
         return numbers.setdefault(edit.value(value), len(numbers))
 
     count = 0
-    seen: dict[Hashable, Op] = {}
-    found: list[Hashable] = []  # keys in the order of insertion, so that those of a region can be removed
-    open_regions: list[tuple[Iterator[Op], int]] = [(edit.ops(), 0)]
+    # Per region: its ops, the ops that are visible in it, in order, and how many of those came before it.
+    open_regions: list[tuple[Iterator[Op], dict[Hashable, Op], int]] = [(edit.ops(), {}, 0)]
     while open_regions:
-        ops, mark = open_regions[-1]
+        ops, seen, mark = open_regions[-1]
         op = next(ops, None)
         if op is None:
             open_regions.pop()
-            while len(found) > mark:
-                del seen[found.pop()]
+            while len(seen) > mark:
+                seen.popitem()
             continue
         key = None if has_effect(op) else op_key(op, number)
         earlier = seen.get(key) if key is not None else None
@@ -38,6 +40,7 @@ def common_subexpressions(edit: Edit) -> int:
             continue
         if key is not None:
             seen[key] = op
-            found.append(key)
-        open_regions += [(edit.ops(region), len(found)) for region in reversed(op.regions)]
+        for region in reversed(op.regions):
+            inner = {} if op.name in ISOLATED else seen
+            open_regions.append((edit.ops(region), inner, len(inner)))
     return count

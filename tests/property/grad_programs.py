@@ -1,7 +1,8 @@
 """Random programs, each written for the front end and for JAX by one generator; their gradients are compared.
 
 A step is drawn with both of its spellings. Axes have names and sizes of their own, so that names say what JAX must do
-by position. `python -m tests.property.grad_programs 1000 7` compares a thousand programs, from seed 7 on.
+by position. `python -m tests.property.grad_programs 1000 7` compares a thousand programs of seed 7. The engines
+are compared with the reference.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ import numpy as np
 from jax import lax
 
 import smelt
+from smelt.engine.native import compile_all
+from smelt.engine.pjrt import PjrtEngine
 from smelt.ir.interpret import run
 from smelt.ir.text import parse
+from smelt.tensor.jit.trace import trace
 
 Array = np.ndarray
 SIZES = {"a": 2, "b": 3, "c": 4, "d": 5}
@@ -255,6 +259,36 @@ def search(seed: int, count: int) -> list[str]:
         return found
     finally:
         jax.config.update("jax_enable_x64", before)
+
+
+def search_engines(seed: int, count: int, through_xla: int) -> list[str]:
+    """Where the native engine, and pjrt for some programs, give other gradients than the reference, in f32."""
+    drawn, programs, inputs = [], [], []
+    for number in range(count):
+        rng = np.random.default_rng([seed, number])
+        pair = draw_program(rng)
+        arrays = [rng.uniform(-1.2, 1.2, [SIZES[n] for n in names]).astype(np.float32) for names in pair.inputs]
+        shapes = [f"f32[{', '.join(f'{n}={SIZES[n]}' for n in names)}]" for names in pair.inputs]
+        slopes = smelt.value_and_grad(pair.on_tensors, tuple(range(len(arrays))))
+        (path,) = trace(lambda *given, of=slopes: of(*given), *map(smelt.symbolic, shapes)).paths
+        drawn.append(pair)
+        programs.append(path.program)
+        inputs.append(arrays)
+    found = []
+    for number, (program, native) in enumerate(zip(programs, compile_all(programs), strict=True)):
+        if isinstance(native, smelt.SmeltError):
+            found.append(f"program {number} of seed {seed}: {native}\n{drawn[number]}")
+            continue
+        arrays = inputs[number]
+        made = {"native": native(*arrays)}
+        if number < through_xla:
+            made["pjrt"] = tuple(each.numpy() for each in PjrtEngine().compile(program)(*arrays))
+        for engine, results in made.items():
+            for got, want in zip(results, run(program, arrays), strict=True):
+                error, scale = np.abs(got - want).max(initial=0.0), max(float(np.abs(want).max(initial=0.0)), 1.0)
+                if not error <= 1e-4 * scale:
+                    found.append(f"program {number} of seed {seed}, {engine}: {error} of {scale}\n{drawn[number]}")
+    return found
 
 
 if __name__ == "__main__":

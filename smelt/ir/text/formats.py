@@ -17,6 +17,7 @@ from smelt.ir.attributes import PRECISION, Constant, DenseArray, DialectAttr, In
 from smelt.ir.core import Op, Value
 from smelt.ir.ops import OPS
 from smelt.ir.ops.definition import OpDef
+from smelt.ir.ops.reduce import scan_counts
 from smelt.ir.text import attrs as text_attrs
 from smelt.ir.text.assembly import (
     Draft,
@@ -404,12 +405,10 @@ class _Scan:
             draft.attrs[name] = DenseArray(dtype("i32"), sizes)
 
     def show(self, writer: Writer, op: Op, definition: OpDef) -> str:
-        segments = op.attrs.get("operandSegmentSizes")
-        if segments is None:
-            return writer.generic(op)
+        count, _ = scan_counts(op)
         writer.enter(op.regions[0])
-        inputs = ", ".join(map(writer.name, op.operands[: segments[0]]))
-        inits = ", ".join(map(writer.name, op.operands[segments[0] :]))
+        inputs = ", ".join(map(writer.name, op.operands[:count]))
+        inits = ", ".join(map(writer.name, op.operands[count:]))
         attrs = writer.dictionary(op, self.NAMES, "attributes ")
         text = f"({inputs}) inits ({inits}) dimension={op.attrs['dimension']}{attrs}"
         return f"{text} {writer.region(op.regions[0], args=True)} : {writer.function_type(op)}"

@@ -182,6 +182,20 @@ def test_regions_print_as_they_were_read():
     round_trip(program)
 
 
+def test_a_scan_that_a_builder_made_is_read_again() -> None:
+    """It has no segment sizes, which the text form says."""
+    f = FuncBuilder("main", [Shape("f32", 3), Shape("f32")])
+    with f.region(Shape("f32"), Shape("f32")) as r:
+        total = r.add(*r.args)
+        r.result(total, total)
+    made = f.op("chlo.scan", *f.args, dimension=0, is_reverse=True, regions=[r.body]).results
+    program = Program.of(f.func(*made))
+    again = parse(print_program(program))
+    assert print_program(again) == print_program(program)
+    given = [np.arange(3, dtype=np.float32), np.float32(1)]
+    np.testing.assert_array_equal(run(again, given)[0], run(program, given)[0])
+
+
 # ---- modules, functions, aliases, resources ----
 
 

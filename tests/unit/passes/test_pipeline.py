@@ -166,3 +166,23 @@ def test_long_chains_are_no_problem() -> None:
         value = f.add(value, f.constant(float(i % 7), "f32"))
     optimised, _ = pipeline.run(Program.of(f.func(value)))
     assert run(optimised, [np.array(1.0, np.float32)])[0] == 1 + sum(i % 7 for i in range(5_000))
+
+
+def test_the_body_of_a_scan_shares_nothing_with_what_is_around_it() -> None:
+    """Its constant equals one outside: merged, the body would use a value from outside, which a scan's may not."""
+    program = parse(
+        """func.func @main(%x: tensor<3xf32>, %start: tensor<f32>) -> (tensor<3xf32>, tensor<f32>) {
+      %one = stablehlo.constant dense<1.0> : tensor<f32>
+      %first = stablehlo.add %start, %one : tensor<f32>
+      %0:2 = "chlo.scan"(%x, %first) <{dimension = 0 : i64}> ({
+      ^bb0(%row: tensor<f32>, %sum: tensor<f32>):
+        %same = stablehlo.constant dense<1.0> : tensor<f32>
+        %1 = stablehlo.subtract %same, %row : tensor<f32>
+        %2 = stablehlo.add %sum, %1 : tensor<f32>
+        stablehlo.return %2, %2 : tensor<f32>, tensor<f32>
+      }) : (tensor<3xf32>, tensor<f32>) -> (tensor<3xf32>, tensor<f32>)
+      return %0#0, %0#1 : tensor<3xf32>, tensor<f32>
+    }"""
+    )
+    optimised, _ = pipeline.run(program)
+    verify(optimised)
