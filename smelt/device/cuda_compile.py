@@ -9,7 +9,15 @@ from typing import Any
 
 from smelt.errors import DeviceError
 
-FLAGS = ("--std=c++17", "-default-device", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true", "-w")
+FLAGS: tuple[str, ...] = (
+    "--std=c++17",
+    "-default-device",
+    "--fmad=false",
+    "--ftz=false",
+    "--prec-div=true",
+    "--prec-sqrt=true",
+    "-w",
+)
 OWN = {"sm_90": "sm_90a"}  # with the instructions that only this generation has (wgmma)
 REMEDY = 'pip install "smelt[cuda]"'
 

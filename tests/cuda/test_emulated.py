@@ -22,6 +22,7 @@ from smelt.ir.blocks import BLOCKS
 from smelt.ir.interpret import run
 from smelt.ir.text import parse
 from smelt.kernel.build import paged_attention_simt
+from smelt.kernel.emit import kernel_cuda
 from smelt.passes.lower_blocks import round_activations
 from smelt.run.load import every_code
 from smelt.shape import Shape
@@ -49,7 +50,8 @@ def sample(seed: int, each: int) -> list[Problem]:
     return found
 
 
-def test_kernels_of_every_kind(emulated: EmulatedCuda, seed: int) -> None:
+def test_kernels_of_every_kind(emulated: EmulatedCuda, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_cuda, "MANY", 300)  # elements from which on a thread computes several of a map
     problems = sample(seed, 2)
     programs = [problem.make(False) for problem in problems]
     here = cpu.target()

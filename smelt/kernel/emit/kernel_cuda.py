@@ -6,6 +6,7 @@ are shared; everything else runs in all threads alike, and the first one stores.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from smelt.dim import Size
@@ -44,6 +45,7 @@ from smelt.kernel.plan.plan import Kernel
 FEW_ROWS, FEW_COLUMNS = 8, (16, 32, 64)  # that `smelt_few_FORM` is for
 LANE = "smelt_lane"  # a thread's number in its group
 SMALL = 1 << 31
+AT_ONCE, MANY = 4, 1 << 20  # iterations of a thread together, where a map has many elements
 STAGED = 1024  # terms of a reduction in shared memory,
 STAGED_BESIDE = 16 << 10  # beside at most this number of bytes
 
@@ -107,12 +109,12 @@ class StagePrinter(Printer):
             lines += [*body, *self.saved()]
         else:
             assert stage.var is not None
-            groups, var = stage.groups, stage.var.name
+            groups, var = stage.groups * self.at_once, stage.var.name
             first = {"thread": "threadIdx.x", "warp": f"(threadIdx.x / {WARP})", "block": "0"}[stage.group]
             lines += [
                 f"  for (i64 {var} = (i64)blockIdx.x * {groups} + {first}; {var} < {extent};"
                 f" {var} += (i64)gridDim.x * {groups}) {{",
-                *body,
+                *(body if self.at_once == 1 else self.copies(body, extent)),
                 "  }",
             ]
         parameters = [f"char *const b{i}" for i in self.buffers]
@@ -132,12 +134,46 @@ class StagePrinter(Printer):
             tuple(self.sizes),
             extent,
             single,
-            stage.groups,
+            stage.groups * self.at_once,
             WARP if single and stage.group == "warp" else stage.threads,
             self.saved_bytes,
             stage.scratch,
             stage.shared if stage.ring else 0,
         )
+
+    @property
+    def at_once(self) -> int:
+        """Iterations that a thread computes together: it then reads the operands of all of them before it stores."""
+        stage, extent = self.stage, static_extent(self.stage.extent)
+        kinds = [type(each) for each in stage.body]
+        last = kinds.index(Store) if Store in kinds else len(kinds)
+        simple = stage.group == "thread" and {*kinds[:last]} <= {Let} and {*kinds[last:]} == {Store}
+        return AT_ONCE if simple and isinstance(extent, int) and extent >= MANY else 1
+
+    def copies(self, body: list[str], extent: str) -> list[str]:
+        """The body for several iterations, their stores last: iterations of a parallel loop do not depend on others."""
+        assert self.stage.var is not None
+        var, threads = self.stage.var.name, self.stage.threads
+        names = [var, *(each.var.name for each in self.stage.body if isinstance(each, Let))]
+        own = re.compile(rf"\b({'|'.join(names)})\b")
+        several = [
+            [
+                f"      const i64 {var}_{i} = {var} + {i * threads};",
+                *("  " + own.sub(rf"\1_{i}", line) for line in body),
+            ]
+            for i in range(AT_ONCE)
+        ]
+        stores = sum(isinstance(each, Store) for each in self.stage.body)
+        whole = [line for each in several for line in each[:-stores]] + [x for each in several for x in each[-stores:]]
+        head = f"      for (i64 {var}_0 = {var}; {var}_0 < {extent}; {var}_0 += {threads}) {{"
+        one_by_one = [head, *several[0][1:], "      }"]
+        return [
+            f"    if ({var} + {(AT_ONCE - 1) * threads} < {extent}) {{",
+            *whole,
+            "    } else {",
+            *one_by_one,
+            "    }",
+        ]
 
     # -- memory --
 

@@ -74,24 +74,41 @@ inline void smelt_tile_{name}(int lane, {operands}) {{
   __shared__ __align__(16) f32 left[16][132], right[16][64];
   const int x = lane % 16, y = lane / 16;  // the thread has rows 8 y … and columns 4 x … of a tile
   for (i64 top = 0; top < rows; top += 128) for (i64 side = 0; side < columns; side += 64) {{
-    f32 sum[8][4] = {{}}, total[8][4] = {{}};
-    i64 from[8];
+    f32 sum[8][4] = {{}}, total[8][4] = {{}}, next_left[8], next_right[4];
+    const {left} *from[8];
     for (int i = 0; i < 8; i++) {{
       const i64 at = top + y + 16 * i;
-      from[i] = at < rows ? (starts ? starts[at] : at * row) : -1;
+      from[i] = at < rows ? a + (starts ? starts[at] : at * row) + x * step : ({left} *)0;
     }}
+    const auto fetch = [&](i64 t, i64 k) {{  // the next 16 steps, while those before are multiplied
+#pragma unroll
+      for (int i = 0; i < 8; i++) next_left[i] = from[i] && k + x < count ? from[i][t * tap + k * step] : 0;
+      smelt_four_{name}(b + (t * count + k + y) * line + side + 4 * x, k + y < count ? columns - side - 4 * x : 0,
+                        next_right);
+    }};
+    fetch(0, 0);
     for (i64 t = 0; t < taps; t++) for (i64 k = 0; k < count; k += 16) {{
       __syncthreads();
-      for (int i = 0; i < 8; i++)
-        left[x][y + 16 * i] = from[i] >= 0 && k + x < count ? a[from[i] + t * tap + (k + x) * step] : 0;
-      smelt_four_{name}(b + (t * count + k + y) * line + side + 4 * x, k + y < count ? columns - side - 4 * x : 0,
-                        right[y] + 4 * x);
+#pragma unroll
+      for (int i = 0; i < 8; i++) left[x][y + 16 * i] = next_left[i];
+#pragma unroll
+      for (int i = 0; i < 4; i++) right[y][4 * x + i] = next_right[i];
       __syncthreads();
-      const int steps = count - k < 16 ? (int)(count - k) : 16;
-#pragma unroll 4
-      for (int s = 0; s < steps; s++)
+      const bool last = k + 16 >= count;
+      if (!last || t + 1 < taps) fetch(last ? t + 1 : t, last ? 0 : k + 16);
+      const int steps = last ? (int)(count - k) : 16;
+      const auto multiply = [&](int s) {{
+#pragma unroll
         for (int i = 0; i < 8; i++)
+#pragma unroll
           for (int j = 0; j < 4; j++) sum[i][j] = fmaf(left[s][8 * y + i], right[s][4 * x + j], sum[i][j]);
+      }};
+      if (steps == 16) {{
+#pragma unroll 4
+        for (int s = 0; s < 16; s++) multiply(s);
+      }} else {{
+        for (int s = 0; s < steps; s++) multiply(s);
+      }}
       if (taps == 1 && (k + 16) % {block} == 0 && k + 16 < count)
         for (int i = 0; i < 8; i++)
           for (int j = 0; j < 4; j++) {{
