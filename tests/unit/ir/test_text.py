@@ -192,7 +192,7 @@ def test_a_scan_that_a_builder_made_is_read_again() -> None:
     program = Program.of(f.func(*made))
     again = parse(print_program(program))
     assert print_program(again) == print_program(program)
-    given = [np.arange(3, dtype=np.float32), np.float32(1)]
+    given = [np.arange(3, dtype=np.float32), np.ones((), np.float32)]
     np.testing.assert_array_equal(run(again, given)[0], run(program, given)[0])
 
 
