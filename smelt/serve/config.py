@@ -52,6 +52,7 @@ class ModelConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     warm_up: bool = True
     trusted: bool = False  # run inside the server instead of a sandboxed process of its own
     context: int | None = None  # longest sequence of a language model
+    kernel_spans: int = 0  # with `otel`: one call in this number has a span for each kernel; 0: none
     steps: tuple[StepConfig, ...] = ()  # a pipeline instead of a model
 
     def check(self, where: str) -> ModelConfig:

@@ -22,6 +22,7 @@ from smelt.serve.budget import Budget, estimate, measure
 from smelt.serve.config import NAME, ModelConfig, read_model_config
 from smelt.serve.isolation.remote import RemoteModel, Zygote, is_supported
 from smelt.serve.isolation.remote_queue import RemoteQueue
+from smelt.serve.kernels import SampledModel
 from smelt.serve.opening import held_bytes, open_model, warm_up, why_not_batched
 from smelt.serve.pipeline import SUFFIX as PYTHON
 from smelt.serve.pipeline import Pipeline, PipelineQueue, is_pipeline, read_steps
@@ -468,6 +469,11 @@ def _open(version: Version, zygote: Zygote) -> None:
         )
         return
     if version.isolated:
+        if config.kernel_spans:
+            raise UnsupportedError(
+                f"{version.name}: kernels are traced inside the server only",
+                remedy="trusted = true for this model, or no kernel_spans",
+            )
         _open_remote(version, zygote)
         return
     model = version.loaded = open_model(version.path, config)
@@ -476,7 +482,11 @@ def _open(version: Version, zygote: Zygote) -> None:
     def call(inputs: Mapping[str, Array], timeout: float | None, cancel: Cancel | None) -> dict[str, Array]:
         return model.run(inputs, timeout=timeout, cancel=cancel)
 
-    version.queue = ModelQueue(version.name, call, _limits(version), version.stats.call)
+    if config.kernel_spans:
+        sampled = SampledModel(version.name, version.path, config, model)
+        version.queue = ModelQueue(version.name, sampled, _limits(version), version.stats.call, sampled.take_kernels)
+    else:
+        version.queue = ModelQueue(version.name, call, _limits(version), version.stats.call)
     if config.warm_up:
         inputs, times = warm_up(version.name, version.path, config, model)
         for spent in times:

@@ -53,6 +53,7 @@ class Timing:
     computed: float = 0.0
     rows: int = 1
     batch: int = 1  # rows of the call that it was part of
+    kernels: Sequence[Any] = ()  # of a call that was measured kernel by kernel
 
 
 @dataclass(slots=True, eq=False)
@@ -77,8 +78,11 @@ class ModelQueue:
         call: ModelCall,
         limits: Limits,
         on_call: Callable[[int, int, float], object] = lambda requests, rows, seconds: None,
+        take_kernels: Callable[[], Sequence[Any]] | None = None,
     ) -> None:
+        """`take_kernels`: the kernels of the call that the same thread made last."""
         self.name, self.call, self.limits, self.on_call = name, call, limits, on_call
+        self._take_kernels = take_kernels
         self._times: dict[int, deque[float]] = {}  # seconds of the last calls, by the magnitude of their inputs
         self._typical: dict[int, float] = {}  # their medians
         self._jobs: deque[Job] = deque()
@@ -163,7 +167,10 @@ class ModelQueue:
         spent = time.perf_counter() - started
         rows = len(next(iter(inputs.values()))) if self.limits.max_batch > 1 and inputs else 1
         self.on_call(1, rows, spent)
-        return found, Timing(0.0, spent, rows, rows)
+        return found, Timing(0.0, spent, rows, rows, self._kernels())
+
+    def _kernels(self) -> Sequence[Any]:
+        return () if self._take_kernels is None else self._take_kernels()
 
     def _kind(self, inputs: Inputs) -> Any:
         """What must be equal in one batch: element types, and all sizes but the rows."""
@@ -255,14 +262,14 @@ class ModelQueue:
             else:
                 _finish(jobs[0], error)
             return
-        spent = time.perf_counter() - started
+        spent, kernels = time.perf_counter() - started, self._kernels()
         busy = time.thread_time() - busy
         if len(jobs) == 1 or busy < INLINE:  # where a batch is short, so is each of its requests
             self.measure(jobs[0].inputs, busy)
         total = sum(job.rows for job in jobs)
         self.on_call(len(jobs), total, spent)
         for job, outputs in zip(jobs, found, strict=True):
-            job.timing.computed, job.timing.batch = spent, total
+            job.timing.computed, job.timing.batch, job.timing.kernels = spent, total, kernels
             _finish(job, outputs)
 
     def _call(self, jobs: Sequence[Job], started: float) -> list[dict[str, Array]]:

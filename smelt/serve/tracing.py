@@ -1,4 +1,4 @@
-"""Spans of requests for OpenTelemetry (extra `otel`): request → queue, run. `otel = true` switches it on.
+"""Spans of requests for OpenTelemetry (extra `otel`): request → queue, run → kernels. `otel = true` switches it on.
 
 Where spans go and how many are sampled is set as OpenTelemetry has it: OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_SERVICE_NAME,
 OTEL_TRACES_SAMPLER. A client's `traceparent` makes its span the parent.
@@ -90,7 +90,7 @@ class Tracing:
         span.end(end_time=ended)
 
     def _parts(self, span: Any, request: Request, ended: int) -> None:
-        """The time in the queue and in the model's call, which `ended` then."""
+        """The time in the queue and in the model's call, which `ended` then, with its kernels if they were measured."""
         timing, inside = request.timing, self._inside(span)
         begun = ended - round(timing.computed * 1e9)
         queue = self._tracer.start_span("queue", inside, start_time=begun - round(timing.waited * 1e9))
@@ -98,7 +98,14 @@ class Tracing:
         attributes = {"smelt.rows": timing.rows, "smelt.batch_rows": timing.batch}
         if request.parts:
             attributes["smelt.model"] = request.parts[0]
-        self._tracer.start_span("run", inside, start_time=begun, attributes=attributes).end(end_time=ended)
+        run = self._tracer.start_span("run", inside, start_time=begun, attributes=attributes)
+        for kernel in timing.kernels:
+            first, last = (begun + round(each * 1e9) for each in (kernel.begin, kernel.end))
+            within = self._inside(run)
+            self._tracer.start_span(kernel.name, within, start_time=first, attributes=kernel.attributes).end(
+                end_time=last
+            )
+        run.end(end_time=ended)
 
     def close(self) -> None:
         """Send what is left."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from typing import Any
 
 import grpc
 import numpy as np
@@ -14,7 +15,7 @@ from smelt.serve.tracing import Tracing
 from tests.unit.serve.client import DIGITS, model, serving
 
 pytest.importorskip("opentelemetry.sdk")
-PIXELS = {"inputs": [{"name": "pixels", "shape": [2, 64], "datatype": "FP32", "data": [0] * 128}]}
+PIXELS: Any = {"inputs": [{"name": "pixels", "shape": [2, 64], "datatype": "FP32", "data": [0] * 128}]}
 MESSAGES = messages()
 PARENT = f"00-{'a' * 32}-{'b' * 16}-01"
 
@@ -88,3 +89,31 @@ def test_a_call_over_grpc_has_the_same_spans() -> None:
     assert queue.parent == run.parent == whole.context
     assert failed.attributes is not None
     assert (failed.attributes["rpc.method"], failed.attributes["error.type"]) == ("ModelInfer", "NotFoundError")
+
+
+def test_one_call_in_some_has_spans_of_its_kernels() -> None:
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    kept = InMemorySpanExporter()
+    data = np.random.default_rng(0).random((2, 64)).astype(np.float32).reshape(-1).tolist()
+    asked = {"inputs": [{**PIXELS["inputs"][0], "data": data}]}
+    with serving(model(DIGITS, engine="native", kernel_spans=2)) as client:
+        client.app.tracing = Tracing(kept)
+        answers = [client.post("/v2/models/digits/infer", asked).json for _ in range(4)]
+        client.app.tracing._provider.force_flush()
+        spans = kept.get_finished_spans()
+        client.app.tracing.close()
+        client.app.tracing = None
+    assert answers.count(answers[0]) == 4
+    runs = {span.context.span_id for span in spans if span.name == "run"}
+    kernels = [span for span in spans if span.parent is not None and span.parent.span_id in runs]
+    assert len(runs) == 4
+    assert len({span.parent.span_id for span in kernels if span.parent is not None}) == 2
+    assert all("smelt.kernel" in (span.attributes or {}) for span in kernels)
+    assert any((span.attributes or {}).get("smelt.of_roofline", 0) for span in kernels)
+
+
+def test_kernels_that_cannot_be_traced_are_an_error() -> None:
+    for fields in ({"engine": "reference"}, {"engine": "native", "trusted": False}):
+        with serving(model(DIGITS, kernel_spans=1, **fields)) as client:
+            assert "trace" in client.app.catalogue.pick("digits").reason
