@@ -26,6 +26,8 @@ MACROS = {
     "__AVX512VL__": "avx512vl",
     "__AVX512VNNI__": "avx512_vnni",
     "__AVX512BF16__": "avx512_bf16",
+    "__ARM_FEATURE_DOTPROD": "asimddp",
+    "__ARM_FEATURE_MATMUL_INT8": "i8mm",
 }
 # What a compiled function returns besides 0: failures, and numbers of checks added to these.
 CANCELLED, NO_MEMORY, FAILED, UNFIT = -1, -2, 1 << 20, 1 << 21

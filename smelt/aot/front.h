@@ -17,6 +17,8 @@ static inline void *take_block(size_t bytes) { return aligned_alloc(64, bytes / 
 static inline void give_block(void *block) { free(block); }
 #endif
 
+const char *smelt_model_version(const smelt_model *model); /* the code version in use; of model.c */
+
 /* main.c */
 
 /* Prints "error" and a message in the form of smelt's errors; all but the message may be NULL. Returns 0. */

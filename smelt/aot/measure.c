@@ -103,8 +103,8 @@ int bench(smelt_model *model, const smelt_tensor *inputs, double seconds) {
   }
   double used = (double)(clock() - processor) / CLOCKS_PER_SEC / count, joule = joules();
   sort(times, count);
-  printf("{\"calls\": %d, \"first_ms\": %.4f, \"p10_ms\": %.4f, \"median_ms\": %.4f, \"p90_ms\": %.4f, \"cpu_ms\": %.4f", count,
-         1e3 * first, 1e3 * times[count / 10], 1e3 * times[count / 2], 1e3 * times[count * 9 / 10], 1e3 * used);
+  printf("{\"version\": \"%s\", \"calls\": %d, \"first_ms\": %.4f, \"p10_ms\": %.4f, \"median_ms\": %.4f, \"p90_ms\": %.4f, \"cpu_ms\": %.4f",
+         smelt_model_version(model), count, 1e3 * first, 1e3 * times[count / 10], 1e3 * times[count / 2], 1e3 * times[count * 9 / 10], 1e3 * used);
   if (energy >= 0 && joule >= energy) printf(", \"joules\": %.6f", (joule - energy) / count);
   puts("}");
   for (int r = 0; r < signature->outputs; r++) smelt_tensor_release(model, &outputs[r]);

@@ -69,6 +69,23 @@ _X86_64 = (
     CodeVersion("baseline", Target("x86_64", CORES, 16, _SMALL, flags=("-mcpu=x86_64",), registers=16)),
 )
 
+_AARCH64 = (
+    CodeVersion(
+        "i8mm",
+        Target(
+            *("aarch64", CORES, 16, _SMALL, frozenset({"asimddp", "i8mm"}), ("-mcpu=generic+dotprod+i8mm",)),
+            registers=32,
+        ),
+        int8=True,
+    ),
+    CodeVersion(
+        "dotprod",
+        Target("aarch64", CORES, 16, _SMALL, frozenset({"asimddp"}), ("-mcpu=generic+dotprod",), registers=32),
+        int8=True,
+    ),
+    *_baseline("aarch64", registers=32),
+)
+
 _RISCV64 = (
     CodeVersion(
         "rvv", Target("riscv64", CORES, 16, _SMALL, frozenset({"riscv_v"}), ("-mcpu=baseline_rv64+v",), registers=32)
@@ -80,7 +97,7 @@ MACHINES = {
     row.name: row
     for row in (
         Machine("x86_64-linux", "x86_64-linux-musl", "x86_64-linux-gnu.2.17", _X86_64, ("-mcpu=x86_64",)),
-        Machine("aarch64-linux", "aarch64-linux-musl", "aarch64-linux-gnu.2.17", _baseline("aarch64", registers=32)),
+        Machine("aarch64-linux", "aarch64-linux-musl", "aarch64-linux-gnu.2.17", _AARCH64),
         Machine(
             "armv7-linux", "arm-linux-musleabihf", "arm-linux-gnueabihf.2.17", _baseline("arm"), ("-mcpu=cortex_a7",)
         ),
@@ -99,7 +116,7 @@ MACHINES = {
             "aarch64-macos",
             "aarch64-macos",
             "aarch64-macos",
-            _baseline("aarch64", registers=32),
+            _baseline("aarch64", "-mcpu=apple_m1", registers=32),
             (),
             "macos",
             (),

@@ -372,7 +372,7 @@ def compile_model(
         typer.Option(
             help="Targets, with commas: avx512, avx512vnni, avx2, neon, plain. Default: this machine's, and plain. "
             "With --standalone one of x86_64-linux, aarch64-linux, armv7-linux, riscv64-linux, x86_64-windows, "
-            "aarch64-macos; default: this machine's."
+            "aarch64-macos, wasm32-wasi, thumbv7em-none; default: this machine's."
         ),
     ] = "",
     standalone: Annotated[

@@ -2,7 +2,8 @@
 
 `tile[i][j]` is what `ir.block_ops` says: groups of codes are summed as integers, then added up in f32, in the order of
 k. One straight-line function per class of records and number of rows. A vector has columns in its lanes; four codes of
-a column are a word, the unsigned operand. With VNNI four products are one instruction (vpdpbusd). AVX2 and AVX-512
+a column are a word, the unsigned operand. With VNNI four products are one instruction (vpdpbusd), on Arm usdot or sdot
+(`tile_int8`). AVX2 and AVX-512
 multiply small codes by vpmaddubsw and add up as many i16 as cannot overflow; larger codes are multiplied as i16
 (vpmaddwd). Other processors go step by step. All are exact and give the same bits.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from smelt.ir.block_layout import COLUMNS, LINE, STEPS, Layout, Plane
 from smelt.kernel.emit.tile_f32 import HEAD, WIDEN_HEAD
-from smelt.kernel.emit.tile_int8 import WORDS_HEAD
+from smelt.kernel.emit.tile_int8 import ARM_DOT, WORDS_HEAD
 from smelt.target import TileShape
 
 UNIT = 32  # steps of k between two scales of activations
@@ -33,6 +34,8 @@ typedef i8 smelt_bytes __attribute__((vector_size({quarter}), aligned(1), may_al
 #ifdef __AVX512VL__
 #define SMELT_BLOCK_SPREAD "8"
 #endif
+#elif defined(SMELT_ARM_DOT)
+#define SMELT_BLOCK_VNNI
 #endif
 #if !defined(SMELT_PLAIN) && (({bytes} == 64 && defined(__AVX512BW__)) || ({bytes} == 32 && defined(__AVX2__)))
 #define SMELT_BLOCK_SHORTS
@@ -41,7 +44,12 @@ SMELT_INLINE smelt_vector smelt_block_to_f32(smelt_words x) {{ return __builtin_
 SMELT_INLINE smelt_vector smelt_block_integers(smelt_bytes x) {{ return __builtin_convertvector(x, smelt_vector); }}
 #ifdef SMELT_BLOCK_VNNI
 SMELT_INLINE smelt_words smelt_block_dpbusd(smelt_words c, smelt_codes u, const i8 *x) {{
-#ifdef SMELT_BLOCK_SPREAD
+#if defined(SMELT_USDOT)
+  c = smelt_usdot(c, (smelt_words)u, *(const smelt_word *)x + (smelt_words){{0}});
+#elif defined(SMELT_ARM_DOT)
+  const smelt_words y = *(const smelt_word *)x + (smelt_words){{0}};
+  c = smelt_sdot(c, smelt_move_unsigned((smelt_words)u), y) + smelt_sum_by_128(y);
+#elif defined(SMELT_BLOCK_SPREAD)
   __asm__("vpdpbusd %2%{{1to" SMELT_BLOCK_SPREAD "%}}, %1, %0" : "+v"(c) : "v"(u), "m"(*(const smelt_word *)x));
 #else
   const smelt_words y = *(const i32 *)x - (smelt_words){{0}};
@@ -107,7 +115,7 @@ class _Text:
 
     def all(self) -> str:
         bytes = 4 * self.lanes
-        heads = [HEAD, WORDS_HEAD, WIDEN_HEAD, BLOCKS_HEAD]
+        heads = [HEAD, WORDS_HEAD, WIDEN_HEAD, ARM_DOT, BLOCKS_HEAD]
         texts = [each.format(bytes=bytes, half=bytes // 2, quarter=bytes // 4) for each in heads]
         texts += [self.function(rows) for rows in range(1, self.most + 1)]
         given = "q, q_row, scale, scale_row, total, total_row, w, blocks, tile"

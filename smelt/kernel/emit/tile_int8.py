@@ -1,8 +1,9 @@
 """Micro-kernels of packed elements as C: `tile[i][j] = sum over k of a[i, k] * b[k, j]`, `k_pack` steps per word.
 
 `mma_text` writes the loops of any `PackedForm`. This one is int8: a is ui8, b is i8, sums are i32, and a lane takes
-four steps of K at once. With VNNI that is one instruction (vpdpbusd); AVX2 and AVX-512 multiply pairs as i16
-(vpmaddwd); other processors go lane by lane. All are exact and give the same bits. `emit.tile_bf16` has the other form.
+four steps of K at once. With VNNI that is one instruction (vpdpbusd), and on Arm with i8mm (usdot); with dotprod alone
+a is moved to i8 and the difference added again (sdot); AVX2 and AVX-512 multiply pairs as i16 (vpmaddwd); other
+processors go lane by lane. All are exact and give the same bits. `emit.tile_bf16` has the other form.
 """
 
 from __future__ import annotations
@@ -20,7 +21,34 @@ typedef i32 smelt_words __attribute__((vector_size({bytes}), aligned(1), may_ali
 typedef ui32 smelt_word __attribute__((aligned(1), may_alias));
 #endif"""
 
-INT8_HEAD = """\
+# Four int8 products per lane on Arm: unsigned by signed, or, without i8mm, signed by signed.
+ARM_DOT = """\
+#if !defined(SMELT_PLAIN) && {bytes} == 16 && defined(__aarch64__) && !defined(SMELT_ARM_DOT)
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+#define SMELT_ARM_DOT
+#define SMELT_USDOT
+SMELT_INLINE smelt_words smelt_usdot(smelt_words c, smelt_words a, smelt_words b) {{
+  __asm__("usdot %0.4s, %1.16b, %2.16b" : "+w"(c) : "w"(a), "w"(b));
+  return c;
+}}
+#elif defined(__ARM_FEATURE_DOTPROD)
+#define SMELT_ARM_DOT
+SMELT_INLINE smelt_words smelt_sdot(smelt_words c, smelt_words a, smelt_words b) {{
+  __asm__("sdot %0.4s, %1.16b, %2.16b" : "+w"(c) : "w"(a), "w"(b));
+  return c;
+}}
+SMELT_INLINE smelt_words smelt_move_unsigned(smelt_words a) {{ return a ^ (i32)0x80808080; }} /* ui8 - 128 as i8 */
+SMELT_INLINE smelt_words smelt_sum_by_128(smelt_words b) {{
+  const smelt_words zero = {{0}};
+  return smelt_sdot(zero, zero + 0x40404040, b) << 1;
+}}
+#endif
+#endif
+"""
+
+INT8_HEAD = (
+    ARM_DOT
+    + """\
 typedef i16 smelt_shorts __attribute__((vector_size({bytes}), aligned(1), may_alias));
 #if !defined(SMELT_PLAIN) && {bytes} == 64 && defined(__AVX512VNNI__)
 #define SMELT_VNNI
@@ -61,6 +89,24 @@ SMELT_INLINE smelt_words smelt_maddwd(smelt_words a, smelt_words b) {{
 SMELT_INLINE smelt_words smelt_mma_int8_dot(smelt_words c, smelt_mma_int8_left a, smelt_mma_int8_right b) {{
   return c + smelt_maddwd(a.even, b.even) + smelt_maddwd(a.odd, b.odd);
 }}
+#elif defined(SMELT_USDOT)
+typedef smelt_words smelt_mma_int8_left; typedef smelt_words smelt_mma_int8_right;
+SMELT_INLINE smelt_mma_int8_left smelt_mma_int8_unpack_left(ui32 x) {{ return (i32)x - (smelt_words){{0}}; }}
+SMELT_INLINE smelt_mma_int8_right smelt_mma_int8_unpack_right(smelt_words b) {{ return b; }}
+SMELT_INLINE smelt_words smelt_mma_int8_dot(smelt_words c, smelt_mma_int8_left a, smelt_mma_int8_right b) {{
+  return smelt_usdot(c, a, b);
+}}
+#elif defined(SMELT_ARM_DOT)
+typedef smelt_words smelt_mma_int8_left; typedef struct {{ smelt_words codes, more; }} smelt_mma_int8_right;
+SMELT_INLINE smelt_mma_int8_left smelt_mma_int8_unpack_left(ui32 x) {{
+  return smelt_move_unsigned((i32)x - (smelt_words){{0}});
+}}
+SMELT_INLINE smelt_mma_int8_right smelt_mma_int8_unpack_right(smelt_words b) {{
+  return (smelt_mma_int8_right){{ b, smelt_sum_by_128(b) }};
+}}
+SMELT_INLINE smelt_words smelt_mma_int8_dot(smelt_words c, smelt_mma_int8_left a, smelt_mma_int8_right b) {{
+  return smelt_sdot(c + b.more, a, b.codes);
+}}
 #else
 typedef struct {{ i32 steps[4]; }} smelt_mma_int8_left; typedef struct {{ smelt_words steps[4]; }} smelt_mma_int8_right;
 SMELT_INLINE smelt_mma_int8_left smelt_mma_int8_unpack_left(ui32 x) {{
@@ -76,6 +122,7 @@ SMELT_INLINE smelt_words smelt_mma_int8_dot(smelt_words c, smelt_mma_int8_left a
 SMELT_INLINE ui32 smelt_mma_int8_last(const ui8 *a, i64 rest) {{
   return a[0] | (rest > 1 ? (ui32)a[1] << 8 : 0) | (rest > 2 ? (ui32)a[2] << 16 : 0);
 }}"""
+)
 
 
 class PackedForm(Frozen):

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shutil
@@ -120,6 +121,21 @@ def test_other_machines_under_qemu(target: str, tmp_path: Path, seed: int) -> No
     (got,) = call(digits, tmp_path, {"pixels": pixels}, ["probabilities"], emulator)
     (want,) = onnx_oracle.session(DIGITS).run(None, {"pixels": pixels})
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6, err_msg=f"seed {seed}")
+
+
+@pytest.mark.slow
+def test_int8_dot_products_of_arm_give_the_same_bits(tmp_path: Path) -> None:
+    """One binary on processors with i8mm, with dotprod alone and with neither: the outputs are those of here."""
+    emulator = shutil.which("qemu-aarch64-static")
+    if emulator is None:
+        pytest.skip("no emulator: apt-get install qemu-user-static")
+    program = compile_model(DIGITS, tmp_path / "model", "--target", "aarch64-linux", "--precision", "int8")
+    for processor, version in (("max", "i8mm"), ("cortex-a76", "dotprod"), ("cortex-a53", "baseline")):
+        command = [emulator, "-cpu", processor, str(program)]
+        done = subprocess.run([*command, "--selftest"], capture_output=True, text=True, timeout=120, check=False)
+        assert (done.returncode, done.stdout) == (0, "probabilities: equal\n"), f"{processor} {done.stderr}"
+        done = subprocess.run([*command, "--bench", "0.01"], capture_output=True, text=True, timeout=120, check=True)
+        assert json.loads(done.stdout)["version"] == version
 
 
 @ON_X86_64
