@@ -105,10 +105,10 @@ def one_by_one_logits(model: smelt.llm.LanguageModel, tokens: list[int]) -> list
     sequence, rows = pool.pages.match([]), []
     for at, token in enumerate(tokens):
         pool.pages.reserve(sequence, 1)
-        logits, _, arrays = model._step.run(Batch.of([([token], at, sequence.pages, [0])]), pool.take())
+        made, arrays = model._step.run(Batch.of([([token], at, sequence.pages, [0])]), pool.take())
         pool.give(arrays)
         pool.pages.commit(sequence, [token])
-        rows.append(logits[0])
+        rows.append(made.logits[0])
     return rows
 
 

@@ -10,6 +10,7 @@ import tempfile
 import zlib
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ from smelt.train.curves import draw_curves
 HERE = Path(__file__).parent
 N = symbol("N")
 # For each kind sizes in the order of its key: small, large, odd, one of everything.
-KEYS = {
+KEYS: dict[str, list[tuple[Any, ...]]] = {
     "gemm": [(1, 1, 1, 1, 16), (1, 128, 768, 12, 64), (12, 197, 64, 4, 32), (2, 1000, 17, 3, 16), (1, N, 256, 2, 64)],
     "conv": [
         (1, 56, 56, 1, 64, 4, 64, 9, 1), (8, 7, 7, 1, 512, 8, 64, 1, 1), (1, 1, 193, 2, 3, 1, 16, 49, 2),

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from smelt.activity import progress
 from smelt.cli import progress as bars
 from smelt.cli import rounds, top
 from smelt.cli.fold import LONG, TEXT, ShortNames, fold_list, fold_text
@@ -21,7 +22,6 @@ from smelt.cli.preflight import parse_static
 from smelt.cli.sizes import parse_sizes
 from smelt.cli.tables import Column, layout
 from smelt.device import peak
-from smelt.device.api import progress
 from smelt.errors import DeviceError, FileError, SmeltError, UnsupportedError
 
 DIGITS = Path("smelt/assets/digits.onnx")

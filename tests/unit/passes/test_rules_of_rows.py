@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -36,12 +37,18 @@ def convolve(batch: int = 0, groups: int = 1) -> Make:
     return make
 
 
-def window(axis: int, **changes: object) -> Make:
+def window(axis: int, **changes: Any) -> Make:
     """A reduce_window that does nothing but what `changes` say about one axis."""
-    idle = {"window_dimensions": 1, "window_strides": 1, "base_dilations": 1, "window_dilations": 1, "padding": (0, 0)}
+    idle: dict[str, Any] = {
+        "window_dimensions": 1,
+        "window_strides": 1,
+        "base_dilations": 1,
+        "window_dilations": 1,
+        "padding": (0, 0),
+    }
 
     def make(f: FuncBuilder, x: Value) -> Value:
-        attrs = {
+        attrs: dict[str, Any] = {
             name: tuple(changes.get(name, amount) if d == axis else amount for d in range(3))
             for name, amount in idle.items()
         }
@@ -76,7 +83,8 @@ def pad(axis: int, low: int, high: int, interior: int) -> Make:
     def make(f: FuncBuilder, x: Value) -> Value:
         amounts = [tuple(n if d == axis else 0 for d in range(3)) for n in (low, high, interior)]
         names = ("edge_padding_low", "edge_padding_high", "interior_padding")
-        return f.pad(x, f.constant(0, x.shape.dtype), **dict(zip(names, amounts, strict=True)))
+        attrs: dict[str, Any] = dict(zip(names, amounts, strict=True))
+        return f.pad(x, f.constant(0, x.shape.dtype), **attrs)
 
     return make
 

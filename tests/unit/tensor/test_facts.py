@@ -11,7 +11,6 @@ from smelt.tensor.facts import (
     MAX_BRANCHES,
     MAX_PATHS,
     assume,
-    current_facts,
     decide,
     explore,
     facts_of,
@@ -19,6 +18,7 @@ from smelt.tensor.facts import (
     refuse_contradiction,
     substitute_fact,
 )
+from smelt.tensor.proving import current_facts
 from smelt.tensor.source import TensorError
 
 S, C = symbol("S"), symbol("C")

@@ -232,7 +232,7 @@ def test_ctrl_c_ends_the_run_after_a_step_and_saves(tmp_path: Path):
             signal.raise_signal(signal.SIGINT)
         return step(*batch)
 
-    made.step = interrupted  # type: ignore[method-assign]
+    made.step = interrupted  # type: ignore[method-assign, assignment]
     handler = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         made.fit([X, Y], epochs=3, batch=8, seed=2, checkpoint=path)
@@ -254,7 +254,7 @@ def test_a_run_in_the_background_ignores_ctrl_c():
         signal.raise_signal(signal.SIGINT)
         return step(*batch)
 
-    made.step = interrupted  # type: ignore[method-assign]
+    made.step = interrupted  # type: ignore[method-assign, assignment]
     made.fit([X, Y], epochs=1, batch=8, seed=2)
     assert made.steps == 3
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
