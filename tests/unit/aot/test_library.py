@@ -1,7 +1,8 @@
-"""Models as C libraries: the examples in C, C++ and Rust, the C API under sanitizers, the header."""
+"""Models as C libraries: the examples in C, C++, Rust and Go, the C API under sanitizers, the header."""
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import subprocess
@@ -66,6 +67,23 @@ def test_examples_classify_and_show_an_error(library: Path, command: tuple[str |
     assert "image 1: 1 (" in said
     assert "f32[batch, 64]" in said
     assert "f32[2, 63]" in said
+
+
+def test_the_example_in_go(library: Path, tmp_path: Path) -> None:
+    go = shutil.which("go")
+    if go is None:
+        pytest.skip("no go: apt-get install golang-go")
+    paths = {"CGO_CFLAGS": f"-I{library.parent}", "CGO_LDFLAGS": f"-L{library.parent}", "CGO_ENABLED": "1"}
+    caches = {"GOCACHE": str(tmp_path / "cache"), "GOPATH": str(tmp_path / "path"), "GOFLAGS": "-mod=mod"}
+    command = [go, "build", "-o", str(tmp_path / "program"), str(EXAMPLES / "digits.go")]
+    built = subprocess.run(
+        command, env={**os.environ, **paths, **caches}, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert built.returncode == 0, built.stderr
+    done = subprocess.run([tmp_path / "program"], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "image 1: 1 (" in done.stdout
+    assert "f32[2, 63]" in done.stdout
 
 
 def _without_randomised_addresses() -> tuple[str, ...]:
