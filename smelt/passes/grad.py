@@ -12,7 +12,7 @@ from types import MappingProxyType
 from smelt.errors import UnsupportedError
 from smelt.ir.build import Builder
 from smelt.ir.core import NO_ATTRS, Attrs, Func, Op, Program, Region, Value
-from smelt.ir.grad.control import trip_count, while_as_scan
+from smelt.ir.grad.control import most_trips, while_as_scan
 from smelt.ir.grad.rule import Rule, is_differentiable, zeros
 from smelt.ir.grad.sweep import Forward, Reverse
 from smelt.ir.grad.table import Rules, kept_composites
@@ -32,12 +32,12 @@ _FIRST = [rule for rule in LOWER if rule.pattern.op.removeprefix("stablehlo.") i
 
 
 def _loop_as_scan(m: Match) -> Sequence[Value] | None:
-    """A loop whose trip count is a size is a scan: the gradient keeps the states of its steps."""
+    """A loop whose trip count or its maximum is a size is a scan: the gradient keeps the states of its steps."""
     live = any(is_differentiable(value.type) for value in m.op.results) and not has_effect(m.op)
-    return while_as_scan(m.build, m.op) if live and trip_count(m.op) is not None else None
+    return while_as_scan(m.build, m.op) if live and most_trips(m.op) is not None else None
 
 
-_LOOPS = [Rewrite(op("while"), _loop_as_scan, "a loop over a known number of steps is a scan")]
+_LOOPS = [Rewrite(op("while"), _loop_as_scan, "a loop over a known number of steps, or at most that many, is a scan")]
 _NO_RULES: Mapping[str, Rule] = MappingProxyType({})
 
 

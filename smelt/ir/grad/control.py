@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from smelt.dim import Size, ceildiv, maximum
+from smelt.dtype import i1
 from smelt.ir.build import Builder, RegionBuilder
 from smelt.ir.clone import clone_ops, clone_region
 from smelt.ir.core import Op, Region, Value, find_captures
@@ -19,6 +20,8 @@ from smelt.ir.grad.sweep import Find, Forward, Reverse, active_values, needed_op
 from smelt.ir.ops.reduce import scan_counts
 from smelt.ir.sizes import trace
 from smelt.shape import Shape
+
+_SAME = frozenset(f"stablehlo.{name}" for name in ("convert", "reshape", "broadcast_in_dim"))  # of a scalar
 
 # ---- branches ----
 
@@ -107,32 +110,81 @@ def _while_jvp(sweep: Forward, op: Op) -> None:
 
 
 def while_as_scan(b: Builder, op: Op) -> Sequence[Value]:
-    """A loop whose trip count is known as a size is a scan; what its body captures becomes further carries."""
-    trips = trip_count(op)
+    """A loop whose trip count is a size, or has a size as its maximum, is a scan; what its regions capture becomes
+    further carries. Under a maximum, a step computes the condition, and leaves the state alone where it fails."""
+    exact = trip_count(op)
+    trips = exact if exact is not None else most_trips(op)
     if trips is None:
         refuse(
             op,
             "the number of its iterations is not known as a size, so that reverse mode cannot keep its states",
-            "count from a constant to a size or a constant in constant steps, or use smelt.scan; forward mode works",
+            "count from a constant to a size or a constant in constant steps, state a maximum (smelt.while_loop(…,"
+            " most=100), or a counter in the condition), or use smelt.scan; forward mode works",
         )
     assert trips is not None
-    body = op.regions[1]
-    captured = find_captures(body)
+    condition, body = op.regions
+    captured = find_captures(body) if exact is not None else find_captures(*op.regions)
     rows = b.iota(iota_dimension=0, result=Shape("i32", trips))
     carried = [*op.operands, *captured]
     r = RegionBuilder(b, [Shape("i32"), *(value.type for value in carried)])
     states = r.args[1 : 1 + len(op.operands)]
     outside = dict(zip(captured, r.args[1 + len(op.operands) :], strict=True))
-    values = {**dict(zip(body.args, states, strict=True)), **outside}
-    r.ops += clone_ops(body.ops, values)
-    r.result(*(values.get(value, value) for value in body.results), *outside.values())
+    if exact is not None:
+        after = _insert(r, body, states, outside)
+    else:
+        (going,) = _insert(r, condition, states, outside)
+        then, same = RegionBuilder(r, ()), RegionBuilder(r, ())
+        regions = [then.result(*_insert(then, body, states, outside)), same.result(*states)]
+        after = list(r.op("stablehlo.if", going, regions=regions, result=[value.type for value in states]).results)
+    r.result(*after, *outside.values())
     return b.op("chlo.scan", rows, *carried, regions=[r.body], dimension=0).results[: len(op.operands)]
+
+
+def _insert(r: Builder, region: Region, args: Sequence[Value], outside: dict[Value, Value]) -> list[Value]:
+    """The results of a region's ops on other arguments."""
+    values = {**dict(zip(region.args, args, strict=True)), **outside}
+    r.ops += clone_ops(region.ops, values)
+    return [values.get(value, value) for value in region.results]
 
 
 def trip_count(op: Op) -> Size | None:
     """How often a `while` runs, where that is a size: a counter from a size in constant steps up or down to a size."""
+    return _count_trips(op, op.regions[0].results[0].op)
+
+
+def most_trips(op: Op) -> Size | None:
+    """How often a `while` runs at most, where its condition is a conjunction with such a counter."""
+    tests = [op.regions[0].results[0]]
+    for value in tests:
+        test = _skip_conversions(value).op
+        if test is not None and test.name == "stablehlo.and":
+            tests += test.operands
+        elif (found := _count_trips(op, test)) is not None:
+            return found
+    return None
+
+
+def _skip_conversions(value: Value) -> Value:
+    """What a boolean is made of: conversions, and `x != false`, are x."""
+    while (op := value.op) is not None:
+        differs = op.name == "stablehlo.compare" and op.attrs["comparison_direction"] == "NE"
+        if op.name in _SAME or (differs and _is_false(op.operands[1])):
+            value = op.operands[0]
+        else:
+            break
+    return value
+
+
+def _is_false(value: Value) -> bool:
+    while value.op is not None and value.op.name in _SAME:
+        value = value.op.operands[0]
+    if value.op is None or value.op.name != "stablehlo.constant" or value.shape.element != i1:
+        return False
+    return not value.op.attrs["value"].array.any()
+
+
+def _count_trips(op: Op, test: Op | None) -> Size | None:
     condition, body = op.regions
-    test = condition.results[0].op
     if test is None or test.name != "stablehlo.compare":
         return None
     direction = test.attrs["comparison_direction"]

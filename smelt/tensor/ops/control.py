@@ -68,13 +68,17 @@ def _check_condition(what: str, value: Any) -> Tensor:
 
 
 @with_argument_errors
-def while_loop(condition: Callable[..., Any], body: Callable[..., Any], *state: Any) -> Any:
+def while_loop(condition: Callable[..., Any], body: Callable[..., Any], *state: Any, most: int | None = None) -> Any:
     """Runs `body(*state)`, which gives the next state, as long as `condition(*state)` holds.
+
+    With `most` it ends after that many iterations at the latest, and has a gradient: reverse mode keeps so many states.
 
     >>> from smelt.tensor import tensor
     >>> while_loop(lambda i: i < 10, lambda i: i * 2, tensor(1)).item()
     16
     """
+    if most is not None:
+        return _bounded_loop(condition, body, state, most)
     given = tree.lift_numbers("while_loop", state, el.leaf)
     start = list(tree.leaves(given))
     if not start:
@@ -96,6 +100,25 @@ def while_loop(condition: Callable[..., Any], body: Callable[..., Any], *state: 
     final = emit_all("while", start, names, regions=tuple(regions))
     out = tree.replace(given, iter(final))
     return out[0] if len(state) == 1 else out
+
+
+def _bounded_loop(condition: Callable[..., Any], body: Callable[..., Any], state: tuple[Any, ...], most: int) -> Any:
+    """The loop with a counter that ends it."""
+    if not state or most < 0:
+        given = [("expected", "a state, and 0 or more iterations"), ("got", f"{len(state)} and {most}")]
+        refuse(
+            "while_loop: there is nothing to run", details=given, remedy="while_loop(condition, body, *state, most=9)"
+        )
+
+    def step(i: Tensor, *inner: Any) -> Any:
+        made = body(*inner)
+        return (i + 1, *(made if len(inner) != 1 else (made,)))
+
+    def test(i: Tensor, *inner: Any) -> Tensor:
+        return (i < most) & _check_condition("while_loop", condition(*inner))
+
+    out = while_loop(test, step, el.leaf(np.int32(0)), *state)
+    return out[1] if len(state) == 1 else tuple(out[1:])
 
 
 @with_argument_errors

@@ -15,6 +15,7 @@ from smelt import Shaped, Tensor, nn
 from smelt.device.runtime import runtime
 from smelt.engine.native import NativeEngine
 from smelt.ir.interpret import run as interpret
+from smelt.ir.text import parse
 from smelt.passes import pipeline
 from smelt.structure import leaves, map_leaves
 from smelt.tensor import TensorError, trace
@@ -288,3 +289,39 @@ def test_gradients_of_an_embedding_are_sums_in_the_order_of_its_tokens(threads: 
     expected = np.zeros((9, 33), np.float32)
     np.add.at(expected, tokens.ravel(), weights.reshape(-1, 33))
     assert slope.numpy().tobytes() == expected.tobytes()
+
+
+def newton(x: Tensor, most: int) -> Tensor:
+    """The square root of a number, to a precision that data decides."""
+    start = x * 0.0 + 3.0
+    return smelt.while_loop(lambda y: (y * y - x).abs() > 1e-5, lambda y: (y + x / y) * 0.5, start, most=most)
+
+
+@pytest.mark.parametrize("engine", ["reference", "native", "pjrt"])
+def test_a_loop_with_a_stated_maximum_has_a_gradient(engine: str):
+    for number in (2.0, 9.0):  # some iterations, and none
+        x = smelt.tensor(np.float32(number))
+        value, slope = smelt.value_and_grad(lambda x: newton(x, 20) + x * 0.0)(x)
+        smelt.realize(value, slope, engine=engine)
+        assert value.item() == pytest.approx(number**0.5, rel=1e-5)
+        assert slope.item() == pytest.approx(0.5 * number**-0.5 if number == 2.0 else 0.0, rel=1e-4)
+    assert newton(smelt.tensor(2.0), 1).item() == pytest.approx((3 + 2 / 3) / 2)  # ends at the maximum
+    assert newton(smelt.tensor(2.0), 0).item() == 3.0
+    with pytest.raises(TensorError, match="nothing to run"):
+        newton(smelt.tensor(2.0), -1)
+    with pytest.raises(smelt.SmeltError, match="most=100"):
+        smelt.grad(lambda x: smelt.while_loop(lambda y: y > 1.0, lambda y: y * x, x))(smelt.tensor(0.5))
+
+
+def test_a_maximum_in_the_condition_of_an_imported_loop():
+    def root(x: jax.Array) -> jax.Array:
+        def going(state: tuple[Any, Any]) -> Any:
+            i, y = state
+            return (jnp.abs(y * y - x) > 1e-5) & (i < 20)
+
+        return jax.lax.while_loop(going, lambda s: (s[0] + 1, (s[1] + x / s[1]) * 0.5), (0, 3.0 + 0 * x))[1]
+
+    program = smelt.vjp(parse(jax.jit(root).lower(jnp.float32(2)).as_text()))
+    value, slope = interpret(program, [np.array(2, np.float32), np.array(1, np.float32)])
+    close(value, np.sqrt(2))
+    assert float(slope) == pytest.approx(0.5 / np.sqrt(2), rel=1e-4)
