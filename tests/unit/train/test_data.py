@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ def test_every_row_counts_once(count: int, size: int) -> None:
     found = list(batches([rows, labels], size, seed=1))
     assert len(found) == -(-count // size)
     for x, y, weights in found:
-        assert (x.shape, y.shape, weights.shape, weights.dtype) == ((size, 2), (size,), (size,), np.float32)
+        assert (x.shape, y.shape, weights.shape, weights.dtype.name) == ((size, 2), (size,), (size,), "float32")
         np.testing.assert_array_equal(x[:, 0], 2 * y)
         kept = int(weights.sum())
         assert weights.tolist() == [1] * kept + [0] * (size - kept)
@@ -78,7 +79,7 @@ def test_generated_batches_are_filled_up_and_resume() -> None:
 def test_prefetching_changes_nothing_and_errors_come_through() -> None:
     assert list(prefetch(iter(range(100)))) == list(range(100))
 
-    def failing():  # type: ignore[no-untyped-def]
+    def failing() -> Iterator[int]:
         yield 1
         raise KeyError("lost")
 
