@@ -23,6 +23,7 @@ from smelt.cli.preflight import parse_static
 from smelt.cli.sizes import parse_sizes
 from smelt.cli.tables import Column, layout
 from smelt.device import peak
+from smelt.dtype import Array
 from smelt.errors import DeviceError, FileError, SmeltError, UnsupportedError
 
 DIGITS = Path("smelt/assets/digits.onnx")
