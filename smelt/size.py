@@ -252,28 +252,30 @@ def compute_size(
     return total
 
 
-def evaluate(size: Size, values: Mapping[str, int]) -> int:
-    """The number that a size is, given its symbols."""
+def evaluate(size: Size, values: Mapping[str, int], by_zero: int | None = None) -> int:
+    """The number that a size is, given its symbols. `by_zero` is the result of dividing by 0, else that is an error."""
     if isinstance(size, int):
         return size
     total = 0
     for monomial, coefficient in size.terms:
         for atom in monomial:
-            coefficient *= _value(atom, values)
+            coefficient *= _value(atom, values, by_zero)
         total += coefficient
     return total
 
 
-def _value(atom: Atom, values: Mapping[str, int]) -> int:
+def _value(atom: Atom, values: Mapping[str, int], by_zero: int | None) -> int:
     if atom.op == "symbol":
         if atom.name not in values:
             raise ShapeError(f"no value for the size {atom}", got=assignment(values) or "no values")
         return values[atom.name]
-    a, b = evaluate(atom.args[0], values), evaluate(atom.args[1], values)
+    a, b = (evaluate(each, values, by_zero) for each in atom.args)
     if atom.op in ("max", "min"):
         return max(a, b) if atom.op == "max" else min(a, b)
     if b == 0:
-        raise ShapeError("division by zero", got=f"{atom} with {assignment(values)}")
+        if by_zero is None:
+            raise ShapeError("division by zero", got=f"{atom} with {assignment(values)}")
+        return by_zero
     return a // b if atom.op == "//" else a % b
 
 

@@ -17,12 +17,13 @@ import numpy as np
 from smelt.abi import FAILED, NO_MEMORY, TOO_LARGE, UNFIT
 from smelt.device.driver import Driver
 from smelt.dtype import dtype
-from smelt.size import Atom, Size, parse_size, symbols
+from smelt.size import Size, evaluate, parse_size, symbols
 
 MOST_BLOCKS = 1 << 20
 MOST_SCRATCH = 256 << 20  # bytes of one launch
 MOST_BYTES = 1 << 50  # of one buffer of data-dependent size: more is a mistake
 LIMIT = 1 << 63
+NOT_TAKEN = 0  # what a division by 0 gives: it is in a branch that is not taken
 STRAIGHT = ("launch", "copy", "ensure")  # steps that do not depend on data
 
 
@@ -102,7 +103,7 @@ class Sized:
         plan = program.plan
         known = {f"n{i}": value for i, value in enumerate(values)}
         each = zip(program.sizes, program.last, strict=True)
-        numbers = tuple(value_of(size, known) if last < 0 else 0 for size, last in each)
+        numbers = tuple(evaluate(size, known, NOT_TAKEN) if last < 0 else 0 for size, last in each)
         for i in plan["entry_checks"]:
             if not _holds(plan["checks"][i], numbers):
                 raise PlanError(i + 1)
@@ -115,29 +116,6 @@ class Sized:
         if total >= LIMIT:
             raise PlanError(TOO_LARGE)
         return Sized(known, numbers, tuple(offsets), total)
-
-
-def value_of(size: Size, values: Mapping[str, int]) -> int:
-    """The number that a size is; what is divided by 0 is 0, in a branch that is not taken."""
-    if isinstance(size, int):
-        return size
-    total = 0
-    for monomial, coefficient in size.terms:
-        for atom in monomial:
-            coefficient *= _atom(atom, values)
-        total += coefficient
-    return total
-
-
-def _atom(atom: Atom, values: Mapping[str, int]) -> int:
-    if atom.op == "symbol":
-        return values[atom.name]
-    a, b = (value_of(each, values) for each in atom.args)
-    if atom.op in ("max", "min"):
-        return max(a, b) if atom.op == "max" else min(a, b)
-    if b == 0:
-        return 0
-    return a // b if atom.op == "//" else a % b
 
 
 def _holds(check: Sequence[Any], numbers: Sequence[int]) -> bool:
@@ -274,7 +252,7 @@ class Run:
         self.values.update((f"m{at}", value) for at, value in zip(places, found, strict=True))
         for i, last in enumerate(self.program.last):
             if last in places:
-                self.numbers[i] = value_of(self.program.sizes[i], self.values)
+                self.numbers[i] = evaluate(self.program.sizes[i], self.values, NOT_TAKEN)
         self.grow(places)
 
     def grow(self, places: Sequence[int]) -> None:
@@ -282,7 +260,7 @@ class Run:
         for i, buffer in enumerate(self.program.plan["buffers"]):
             if not (buffer["deferred"] and max(self.program.last[size] for size in buffer["sizes"]) in places):
                 continue
-            count = value_of(self.program.sizes[buffer["bytes"]], self.values)
+            count = evaluate(self.program.sizes[buffer["bytes"]], self.values, NOT_TAKEN)
             if not 0 <= count <= MOST_BYTES:
                 raise PlanError(NO_MEMORY, [count])
             if count > self.held.get(i, -1):

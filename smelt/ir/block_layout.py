@@ -24,7 +24,7 @@ import numpy as np
 
 from smelt.dtype import Array
 from smelt.frozen import Frozen
-from smelt.ir.blocks import BLOCKS, ArrayOps, Block
+from smelt.ir.blocks import BLOCKS, Block
 
 COLUMNS, STEPS = 16, 4  # columns of a panel; steps of k in a lane
 LINE = COLUMNS * STEPS
@@ -187,11 +187,3 @@ def unpack(layout: Layout, packed: Array) -> Unpacked:
 
 def _lines(layout: Layout) -> Iterator[tuple[Plane, int]]:
     return ((plane, layout.length // plane.steps) for plane in layout.planes)
-
-
-def decode_packed(layout: Layout, packed: Array) -> Array:
-    """The elements that records stand for: f32[group, column, k]."""
-    found = unpack(layout, packed)
-    ops = ArrayOps()
-    value = ops.times(found.scale, found.levels.astype(np.float32))
-    return value if found.minimum is None else ops.plus(value, found.minimum, False)

@@ -9,7 +9,6 @@ minimum, by small integers, one per sub-block.
 
 from __future__ import annotations
 
-import math
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -288,11 +287,6 @@ def decode(row: Block, blocks: Array) -> Array:
     with np.errstate(all="ignore"):  # a scale may be infinite or not a number
         made = elements(row, np.ascontiguousarray(blocks), ArrayOps())
     return made.reshape(*blocks.shape[:-2], blocks.shape[-2] * row.length)
-
-
-def packed_bytes(row: Block, sizes: tuple[int, ...]) -> int:
-    """The bytes of a tensor whose rows are whole blocks."""
-    return math.prod(sizes) // row.length * row.bytes
 
 
 # ---- activations ----

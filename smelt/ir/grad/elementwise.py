@@ -162,11 +162,6 @@ _BINARY: Mapping[str, tuple[Partial | str | None, ...]] = {
 # ---- clamp and select: bounds and predicates may be scalars ----
 
 
-def _gather_scalar(b: Builder, g: Value, operand: Value) -> Value:
-    """The cotangent of an operand that was broadcast from a scalar."""
-    return sum_over(b, g, range(g.shape.rank)) if operand.shape.rank < g.shape.rank else g
-
-
 def _spread(b: Builder, value: Value, shape: Shape) -> Value:
     if value.shape.rank == shape.rank:
         return value

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from smelt.dim import Size
-from smelt.dtype import DType, f64, i1, i32
+from smelt.dtype import DType, f64, i32
 from smelt.ir.attributes import DotDims
 from smelt.ir.build import Builder, RegionBuilder
 from smelt.ir.core import Value
@@ -382,4 +382,4 @@ class Work:
         return tuple(found)
 
 
-REAL, COUNT, FLAG = f64, i32, i1
+REAL, COUNT = f64, i32

@@ -275,7 +275,7 @@ class Fail(Frozen):
 
 Stmt: TypeAlias = For | While | If | Let | Declare | Set | Store | Tile | Transpose | Fold | Mma | BlockMma | Fail
 
-TRUE, FALSE = Number(True, i1), Number(False, i1)
+TRUE = Number(True, i1)
 
 
 def tile_slice(name: str, rows: int, columns: int) -> Slice:
