@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from smelt.errors import UnsupportedError
 from smelt.ir.core import Program
 from smelt.read.onnx.file.tensors import STRING, TYPES, element_type
 from smelt.read.onnx.file.wire import lift
-from smelt.read.onnx.model import dimension_name, parse_message
+from smelt.read.onnx.model import declared_sizes, dimension_name, dimension_size, parse_message
 from smelt.shape import Shape
 from smelt.weights import MappedFile
 
@@ -24,8 +24,10 @@ def declared(path: str | Path, fed: Collection[str] = ()) -> Signature:
     """Inputs that are not initialisers or are `fed`, and outputs, with the types that the file states."""
     graph = _graph(path)
     initialised = _initialiser_names(graph) - set(fed)
-    inputs = [_port(port, path, i) for i, port in enumerate(graph.input) if port.name not in initialised]
-    return Signature(tuple(inputs), tuple(_port(port, path, 1000 + i) for i, port in enumerate(graph.output)))
+    sizes, scope = declared_sizes(graph.input)
+    inputs = [_port(port, path, sizes[port.name]) for port in graph.input if port.name not in initialised]
+    made = ((port, [dimension_size(dim, scope) for dim in port.type.tensor_type.shape.dim]) for port in graph.output)
+    return Signature(tuple(inputs), tuple(_port(port, path, each) for port, each in made))
 
 
 UNVERSIONED = (1 << 63) - 1  # what onnxruntime says of a model without a version
@@ -47,7 +49,8 @@ def describe(path: str | Path) -> Described:
     proto = parse_message(lift(MappedFile(path).bytes, str(path)).message, path)
     graph = proto.graph
     initialised = _initialiser_names(graph)
-    ports = tuple(_port(port, path, i) for i, port in enumerate(graph.input) if port.name in initialised)
+    sizes, _ = declared_sizes(graph.input)
+    ports = tuple(_port(port, path, sizes[port.name]) for port in graph.input if port.name in initialised)
     texts = (graph.name, proto.producer_name, proto.domain, proto.doc_string, graph.doc_string)
     version = proto.model_version if proto.HasField("model_version") else UNVERSIONED
     return Described(*texts, version=version, overridable=ports)
@@ -112,12 +115,8 @@ def type_text(proto: Any) -> str:
             return "no type"
 
 
-def _port(port: Any, path: str | Path, number: int) -> Port:
+def _port(port: Any, path: str | Path, sizes: Sequence[Size]) -> Port:
     tensor = port.type.tensor_type
     if port.type.WhichOneof("value") != "tensor_type" or tensor.elem_type == STRING:
         raise UnsupportedError(f"{path}: {port.name!r} is no tensor of numbers", got=port.type.WhichOneof("value"))
-    sizes: list[Size] = []
-    for axis, dim in enumerate(tensor.shape.dim):
-        known = dim.HasField("dim_value") and dim.dim_value >= 0
-        sizes.append(dim.dim_value if known else symbol(dimension_name(dim.dim_param) or f"d{number}_{axis}"))
     return Port(port.name, Shape.of(element_type(tensor.elem_type, f"{path}: {port.name!r}"), sizes))

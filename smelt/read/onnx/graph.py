@@ -517,7 +517,7 @@ class Graph(Emit):
             raise self._refuse_unknown(what)
         if found.dtype == object:
             raise StaticError(
-                f"input {what!r} shapes the program and depends on sizes that are not fixed",
+                f"input {what!r} must be known at compile time and depends on dynamic dimensions",
                 (),
                 got=", ".join(str(each) for each in found.reshape(-1)[:8]),
                 where=self.location,
@@ -530,7 +530,7 @@ class Graph(Emit):
         names = tuple(sorted(self._missing.inputs))
         remedy = f"static={{{names[0]!r}: …}} if its value is always the same" if names else None
         return StaticError(
-            f"input {what!r} shapes the program and is not known at import",
+            f"input {what!r} must be known at compile time",
             names,
             expected="a constant, or something computed from sizes",
             got="it depends on " + ", ".join(names) if names else None,

@@ -6,7 +6,7 @@ carries its ONNX name. Dynamic dimensions are symbols. Called through `smelt.rea
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -149,9 +149,8 @@ def _check_names(proto: Any, path: str | Path) -> int:
 
 
 def _main(model: Model, graph: Any) -> Func:
-    dims = (dim for port in graph.input for dim in port.type.tensor_type.shape.dim)
-    taken = {name for dim in dims if (name := dimension_name(dim.dim_param)) is not None}
-    b = Builder(Scope(frozenset(taken)))
+    sizes, scope = declared_sizes(graph.input)
+    b = Builder(scope)
     top = Graph(model, b)
     top.initialisers(graph)
     inputs: dict[str, Value] = {}
@@ -162,7 +161,7 @@ def _main(model: Model, graph: Any) -> Func:
             top.bind(port.name, _static(port, model.static[port.name], model))
             continue
         try:
-            value = inputs[port.name] = _input(port, b, model)
+            value = inputs[port.name] = _input(port, sizes[port.name], model)
         except SmeltError as error:
             if model.watch is None:
                 raise
@@ -197,7 +196,7 @@ def _func(model: Model, b: Builder, inputs: dict[str, Value], results: dict[str,
     )
 
 
-def _input(port: Any, b: Builder, model: Model) -> Value:
+def _input(port: Any, sizes: list[Size], model: Model) -> Value:
     what = f"{model.path}: input {port.name!r}"
     kind = port.type.WhichOneof("value")
     if kind != "tensor_type" or port.type.tensor_type.elem_type == STRING:
@@ -209,7 +208,9 @@ def _input(port: Any, b: Builder, model: Model) -> Value:
             f"{what} has no rank", (port.name,), expected="a shape", remedy="export the model with shapes"
         )
     element = element_type(tensor.elem_type, what)
-    sizes = [_dimension(dim, b, what) for dim in tensor.shape.dim]
+    for dim in tensor.shape.dim:
+        if dim.dim_value < -1:
+            raise ParseError(f"{what} has an impossible size", got=dim.dim_value)
     fixed = model.shapes.get(port.name)
     if fixed is not None:
         if len(fixed) != len(sizes) or any(isinstance(a, int) and a != b for a, b in zip(sizes, fixed, strict=True)):
@@ -272,15 +273,23 @@ def _results(top: Graph, name: str, item: Item) -> dict[str, Value]:
             return _results(top, name, Labels(Tensor.constant(places), np.array(words, object)))
 
 
-def _dimension(proto: Any, b: Builder, what: str) -> Size:
-    """The size of one dimension of an input: a number, a named symbol or a new one."""
-    if proto.HasField("dim_value"):
-        if proto.dim_value < -1:
-            raise ParseError(f"{what} has an impossible size", got=proto.dim_value)
-        if proto.dim_value >= 0:
-            return int(proto.dim_value)
+def declared_sizes(ports: Iterable[Any]) -> tuple[dict[str, list[Size]], Scope]:
+    """The sizes of the inputs by name: numbers, symbols, and new symbols `n0`, `n1`, … for dimensions without a name.
+
+    The new names depend on the declarations alone, so that they are the same with and without values of inputs.
+    """
+    dims = {port.name: list(port.type.tensor_type.shape.dim) for port in ports}
+    names = (dimension_name(dim.dim_param) for each in dims.values() for dim in each)
+    scope = Scope(frozenset(name for name in names if name is not None))
+    return {name: [dimension_size(dim, scope) for dim in each] for name, each in dims.items()}, scope
+
+
+def dimension_size(proto: Any, scope: Scope) -> Size:
+    """The size of one dimension: a number, a named symbol or a new one."""
+    if proto.HasField("dim_value") and proto.dim_value >= 0:
+        return int(proto.dim_value)
     name = dimension_name(proto.dim_param)
-    return b.scope.new_symbol() if name is None else symbol(name)
+    return scope.new_symbol() if name is None else symbol(name)
 
 
 def dimension_name(said: str) -> str | None:

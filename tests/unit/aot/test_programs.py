@@ -176,7 +176,7 @@ def test_voice_activity_as_a_stream(target: str, triple: str, tmp_path: Path, se
     if package is None or package.origin is None:
         pytest.skip("pip install --no-deps silero-vad")
     model = Path(package.origin).parent / "data" / "silero_vad.onnx"
-    sizes = ("--static", "sr=16000", "-s", "d0_0=1", "-s", "d0_1=576", "-s", "d1_1=1", "--threads", "0")
+    sizes = ("--static", "sr=16000", "-s", "n0=1", "-s", "n1=576", "-s", "n2=1", "--threads", "0")
     compile_model(model, tmp_path / "libvad.a", "--target", target, *sizes)
     emulator = [] if target == "x86_64-linux" else [shutil.which("qemu-aarch64-static")]
     if emulator == [None]:

@@ -1,4 +1,4 @@
-"""The ONNX preflight: everything unsupported in one report, what shapes the program, and the commands that need it."""
+"""The ONNX preflight: everything unsupported in one report, compile-time inputs, and the commands that need it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from smelt.cli.bench import bench
 from smelt.cli.check import check
 from smelt.cli.diff import diff
 from smelt.cli.inspect import inspect
+from smelt.engine.signature import signature_of
 from smelt.errors import ShapeError, SmeltError
-from smelt.model import load
+from smelt.model import load, read
+from smelt.read.onnx.declared import declared
 
 onnx = pytest.importorskip("onnx")
 helper = onnx.helper
@@ -123,7 +125,7 @@ def test_an_unknown_operator_is_refused_when_a_model_is_loaded(tmp_path: Path) -
 
 @pytest.fixture
 def shaped(tmp_path: Path) -> Path:
-    """The value of `axes` shapes the program: 1 is no axis of a vector, 0 is."""
+    """`axes` is a compile-time input: 1 is no axis of a vector, 0 is."""
     nodes = [helper.make_node("ReduceSum", ["x", "axes"], ["y"], name="total", keepdims=0)]
     return saved(tmp_path / "shaped.onnx", nodes, [port("x", ["N"]), port("axes", [1], INT64)], [port("y", None)])
 
@@ -203,3 +205,15 @@ def test_real_models_say_what_shapes_them(name: str, static: list[str], capsys: 
     code, record = answer(capsys, check_one, path, [], [])
     assert (code, record["ok"]) == (0, True)
     assert record["fixed_sizes"]["reason"]
+
+
+def test_dimensions_without_a_name_are_called_the_same_everywhere(tmp_path: Path) -> None:
+    """In what is declared, in the program, and with values of other inputs; a name that is taken is not used."""
+    inputs = [port("a", ["n0", None]), port("b", [None, 3]), port("k", [None])]
+    nodes = [helper.make_node("Add", ["k", "k"], ["kk"]), helper.make_node("Mul", ["b", "kk"], ["y"])]
+    path = saved(tmp_path / "unnamed.onnx", nodes, inputs, [port("y", [None, None])])
+    said = {each.name: str(each.shape) for each in declared(path).inputs}
+    assert said == {"a": "f32[n0, n1]", "b": "f32[n2, 3]", "k": "f32[n3]"}
+    program, _ = read(path, {"k": np.ones(3, np.float32)})
+    made = {each.name: str(each.shape) for each in signature_of(program.main).inputs}
+    assert made == {name: said[name] for name in "ab"}

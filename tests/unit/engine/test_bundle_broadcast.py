@@ -75,7 +75,7 @@ def test_dynamic_dimensions_broadcast_in_a_bundle(way: str, tmp_path: Path):
 
 
 def test_a_number_that_a_dynamic_dimension_meets(tmp_path: Path):
-    """A size that must be the weight's or 1, beside an input whose value shapes the program."""
+    """A size that must be the weight's or 1, beside a compile-time input."""
     source, file = tmp_path / "m.onnx", tmp_path / "m.smelt"
     inputs = [port("a", FLOAT, ["N", 5]), port("b", FLOAT, ["M", 5]), port("axes", INT, [1])]
     nodes = [node("Add", ["a", "w"], ["s"]), node("Mul", ["s", "b"], ["t"]), node("ReduceSum", ["t", "axes"], ["y"])]

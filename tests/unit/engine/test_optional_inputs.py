@@ -17,7 +17,7 @@ onnxruntime = pytest.importorskip("onnxruntime")
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """y = ReduceSum(x * scale, axes): one default is a number, the other shapes the program."""
+    """y = ReduceSum(x * scale, axes): one default is a number, the other is a compile-time input."""
     helper, kind = onnx.helper, onnx.TensorProto
     graph = helper.make_graph(
         [

@@ -105,7 +105,7 @@ CASES: dict[str, tuple[list[Any], list[Any], list[Feed]]] = {
         [{name: feed[name] for name in ("x", "keep")} for feed in flags(([0, 1, 0], 1))],
     ),
     "inputs are expanded": ([node("Shape", ["z"], ["s"]), node("Expand", ["x", "s"], ["y"])], VECTORS, vectors()),
-    "inputs are added beside one that shapes the program": (
+    "inputs are added beside a compile-time input": (
         [node("Add", ["x", "z"], ["a"]), node("ReduceSum", ["a", "axes"], ["y"], keepdims=1)],
         [*VECTORS, port("axes", INT, [1])],
         vectors(("axes", np.array([0]))),
