@@ -129,3 +129,50 @@ def on_onnxruntime(model: onnx.ModelProto, arrays: Mapping[str, Array]) -> list[
     names = {port.name for port in session.get_inputs()}
     found: list[Array] = session.run(None, {name: array for name, array in arrays.items() if name in names})
     return found
+
+
+# ---- operators of com.microsoft beside onnxruntime ----
+
+SIZES = ({"B": 2, "S": 3, "T": 5, "P": 4, "M": 7}, {"B": 1, "S": 7, "T": 2, "P": 9, "M": 1})
+
+
+def ones_and_zeros(random: np.random.Generator, sizes: tuple[int, ...]) -> Any:
+    return random.integers(0, 2, sizes)
+
+
+def below(limit: int) -> Any:
+    return lambda random, sizes: random.integers(0, limit, sizes)
+
+
+def number(value: float) -> Any:
+    return lambda random, sizes: np.full(sizes, value)
+
+
+def close(have: Array, want: Array, rtol: float, atol: float) -> None:
+    assert have.shape == want.shape
+    assert have.dtype == want.dtype
+    size = max(1.0, float(np.abs(want.astype(np.float64)).max(initial=0)))  # sums cancel: errors are of the terms' size
+    np.testing.assert_allclose(have.astype(np.float64), want.astype(np.float64), rtol, atol * size)
+
+
+def nearly(have: Array, want: Array, share: float) -> None:
+    """Quantised results: a few may be the neighbouring number, where sums were added up in another order."""
+    assert have.shape == want.shape
+    assert have.dtype == want.dtype
+    apart = np.abs(have.astype(np.int64) - want.astype(np.int64))
+    assert apart.max(initial=0) <= 1
+    assert np.sum(apart) <= max(2, share * apart.size)
+
+
+def compare(node: Node, seed: int, folder: Path, rtol: float = 1e-4, atol: float = 1e-5, share: float = 0.02) -> None:
+    random = np.random.default_rng(seed)
+    for sizes in SIZES:
+        arrays = node.arrays(random, sizes)
+        model = node.model(arrays)
+        wants, haves = on_onnxruntime(model, arrays), on_smelt(model, arrays, folder)
+        for have, want in zip(haves, wants, strict=True):
+            if want.dtype.kind in "iu" and want.dtype.itemsize < 4:
+                nearly(have, want, share)
+            else:
+                loose = want.dtype == np.float16
+                close(have, want, 2e-3 if loose else rtol, 2e-3 if loose else atol)
