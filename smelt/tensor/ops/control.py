@@ -71,7 +71,7 @@ def _check_condition(what: str, value: Any) -> Tensor:
 def while_loop(condition: Callable[..., Any], body: Callable[..., Any], *state: Any, most: int | None = None) -> Any:
     """Runs `body(*state)`, which gives the next state, as long as `condition(*state)` holds.
 
-    With `most` it ends after that many iterations at the latest, and has a gradient: reverse mode keeps so many states.
+    With `most` it ends after that many iterations at the latest, and has a gradient: reverse mode keeps their states.
 
     >>> from smelt.tensor import tensor
     >>> while_loop(lambda i: i < 10, lambda i: i * 2, tensor(1)).item()
