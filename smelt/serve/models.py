@@ -367,6 +367,8 @@ async def _close(queue: ModelQueue | PipelineQueue | None, loaded: Any) -> None:
     if queue is not None:
         queue.close()
         await queue.drained(60.0)
+    if isinstance(queue, ModelQueue) and isinstance(queue.call, SampledModel):
+        queue.call.close()
     await asyncio.to_thread(loaded.close)
 
 
