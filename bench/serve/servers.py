@@ -45,6 +45,13 @@ def configured_server(settings: Path) -> AbstractContextManager[Running]:
 
 @contextmanager
 def _serve(*arguments: str) -> Iterator[Running]:
+    with running_server(*arguments) as (pid, url):
+        yield Running(pid, f"{url}/v2/models/{mlp.NAME}/infer")
+
+
+@contextmanager
+def running_server(*arguments: str) -> Iterator[tuple[int, str]]:
+    """`smelt serve` with its models ready: its process and address."""
     command = [sys.executable, "-m", "smelt", "serve", *arguments, "--port", "0"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
@@ -58,7 +65,7 @@ def _serve(*arguments: str) -> Iterator[Running]:
                 break
         else:
             raise SystemExit("smelt serve did not start")
-        yield Running(process.pid, f"{url}/v2/models/{mlp.NAME}/infer")
+        yield process.pid, url
     finally:
         process.terminate()
         process.wait()

@@ -9,9 +9,11 @@ the client leaves, without another task.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from smelt.serve.http import CONNECTION, DirectHandler, Routes, WholeRequest
@@ -136,8 +138,21 @@ class LimitedProtocol(HttpToolsProtocol):
         self._body = None
         keep_alive = self.parser.should_keep_alive() and self.parser.get_http_version() != "1.0"
         self.cycle = reply = Reply(self, keep_alive)  # type: ignore[assignment]
-        direct.answer_directly(WholeRequest(path, parts, headers, self.client, body), handler, accepted, reply)
+        client = self._forwarded_client() if b"x-forwarded-for" in headers else self.client
+        direct.answer_directly(WholeRequest(path, parts, headers, client, body), handler, accepted, reply)
         return True
+
+    def _forwarded_client(self) -> Any:
+        """The client's address as the ASGI way has it: what a trusted proxy says. uvicorn's middleware decides that."""
+        scope: Any = {"type": "http", "client": self.client, "headers": self.headers}
+
+        async def application(*_: Any) -> None: ...
+
+        if self.config.proxy_headers:
+            work: Any = ProxyHeadersMiddleware(application, self.config.forwarded_allow_ips)(scope, None, None)  # type: ignore[arg-type]
+            with contextlib.suppress(StopIteration):
+                work.send(None)  # it waits for nothing
+        return scope["client"]
 
     # ---- the end of a request, of a connection, of patience ----
 

@@ -237,3 +237,14 @@ def test_a_server_without_room_writes_few_lines(caplog: pytest.LogCaptureFixture
         client.app._busy_logged = float("-inf")
         Wire(client).receive(request())
         assert [record.getMessage().split()[2] for record in caplog.records] == ["429"]
+
+
+def test_the_address_that_a_proxy_states_is_the_clients(caplog: pytest.LogCaptureFixture) -> None:
+    with serving(model(DIGITS), access_log=True, log="json") as client, caplog.at_level("INFO", "smelt.serve"):
+        for peer in ("127.0.0.1", "10.1.1.1"):
+            for direct in (True, False):
+                wire = Wire(client, direct)
+                wire.protocol.client = (peer, 5)
+                wire.receive(request(X_Forwarded_For="10.2.3.4"))
+        clients = [json.loads(record.getMessage())["client"] for record in caplog.records]
+    assert clients == ["10.2.3.4"] * 2 + ["10.1.1.1"] * 2
