@@ -118,7 +118,7 @@ def language_model(
     except BaseException:
         loaded.close()
         raise
-    pool = Pool(origin.config, step.put, pages, origin.digest.encode())
+    pool = Pool(origin.config, step.put, pages, origin.digest.encode(), copies=True)
     return LanguageModel(origin, step, Engine(step, pool, sequences), wanted, loaded.name)
 
 

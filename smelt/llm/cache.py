@@ -23,8 +23,11 @@ SMALLEST = 8  # pages
 class Pool:
     """Pages with their arrays; `put` brings an array to where steps compute."""
 
-    def __init__(self, config: Config, put: Callable[[Array], Any], limit: int, salt: bytes = b"") -> None:
-        self.pages = Pages(limit, salt, config.window)
+    def __init__(
+        self, config: Config, put: Callable[[Array], Any], limit: int, salt: bytes = b"", copies: bool = False
+    ) -> None:
+        """`copies`: steps compute on arrays in host memory, where a page is easily copied."""
+        self.pages = Pages(limit, salt, config.window, copies)
         self._config = config
         self._put = put
         self._capacity = 0
@@ -42,6 +45,10 @@ class Pool:
         if self.pages.used > self._capacity or not self._arrays:
             self._grow(min(self.pages.limit, max(SMALLEST, 2 * self._capacity, self.pages.used)))
         arrays, self._arrays = self._arrays, None
+        for source, target in self.pages.take_copies():
+            for pair in arrays:
+                for array in pair:
+                    array[target] = array[source]
         return arrays
 
     def reserve(self, pages: int) -> None:

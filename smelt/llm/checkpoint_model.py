@@ -67,7 +67,8 @@ def load_checkpoint(
     step = _make_step(found, device, engine, precision)
     work = 0 if limit is None else step.memory(CHUNK, sequences, sequences, -(-wanted // PAGE))
     pages = plan_pages(found.path.name, found.config, wanted, weights, work, limit)
-    pool = Pool(found.config, step.put, pages, str(found.path.resolve()).encode())
+    salt = str(found.path.resolve()).encode()
+    pool = Pool(found.config, step.put, pages, salt, copies=isinstance(step, NativeStep))
     return LanguageModel(found, step, Engine(step, pool, sequences), wanted)
 
 

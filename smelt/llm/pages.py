@@ -2,8 +2,8 @@
 
 A full page is known by the hash of all tokens up to its end (a chain, salted by the model), so a sequence that begins
 as another one did takes its pages. Full pages are never written again. A page without references keeps its content
-until the room is needed. Where all layers have a window, pages that left it are given back. No arrays here: `cache`
-holds them.
+until the room is needed. With `copies` a sequence that ended leaves its last page, too, which is copied by those that
+begin alike. Where all layers have a window, pages that left it are given back. No arrays here: `cache` holds them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from hashlib import blake2b
 import numpy as np
 
 from smelt.llm.config import PAGE
+from smelt.llm.tails import Tails
 
 
 @dataclass(slots=True, eq=False)
@@ -50,8 +51,11 @@ class Pages:
     """`limit` pages, of which those below `used` have ever been taken. `window`: how many keys a query sees, its own
     included, in every layer."""
 
-    def __init__(self, limit: int, salt: bytes = b"", window: int | None = None) -> None:
+    def __init__(self, limit: int, salt: bytes = b"", window: int | None = None, copies: bool = False) -> None:
         assert limit >= 1
+        self._copying = copies and window is None
+        self._tails = Tails()
+        self._copies: list[tuple[int, int]] = []  # from page to page, before the next step
         self.limit = limit
         self.window = window
         self.used = 0
@@ -99,6 +103,29 @@ class Pages:
         for page in found.held:
             self._hold(page)
         return found
+
+    def copy_tail(self, sequence: Sequence, tokens: List[int]) -> None:
+        """Go on after `match` in a copy of a page that is not full; at least one token is left over to compute."""
+        found = self._tails.find(self._last(sequence), tokens[sequence.length : len(tokens) - 1])
+        if found is None:
+            return
+        source, count = found
+        self._hold(source)
+        if not self.available:
+            self._drop(source)
+            return
+        page = self._take()
+        self._copies.append((source, page))
+        sequence.pages.append(page)
+        sequence.tail = list(tokens[sequence.length : sequence.length + count])
+        sequence.length += count
+
+    def take_copies(self) -> list[tuple[int, int]]:
+        """The copies of pages, (from, to), that are made now, in order."""
+        made, self._copies = self._copies, []
+        for source, _ in made:
+            self._drop(source)
+        return made
 
     def shared(self, tokens: List[int]) -> tuple[int, int]:
         """The number of pages that `match` would return, and how many of them have no references now."""
@@ -173,12 +200,16 @@ class Pages:
         return sequence.length
 
     def free(self, sequence: Sequence) -> None:
+        if self._copying and sequence.tail:
+            self._keep_tail(sequence)
         for page in reversed(sequence.held):  # so that beginnings stay known for longest
             self._drop(page)
         sequence.pages, sequence.length, sequence.chain, sequence.tail, sequence.gone = [], 0, [], [], 0
 
     def forget(self) -> None:
         """Nothing is known any more: the content is gone."""
+        self.take_copies()
+        self._tails.clear()
         self._free += self._idle
         self._idle.clear()
         self._known.clear()
@@ -202,9 +233,18 @@ class Pages:
 
     # ---- pages ----
 
+    def _last(self, sequence: Sequence) -> bytes:
+        """The hash of all full pages."""
+        return sequence.chain[-1] if sequence.chain else self._salt
+
     def _next(self, sequence: Sequence, tokens: List[int]) -> bytes:
-        before = sequence.chain[-1] if sequence.chain else self._salt
-        return blake2b(before + np.array(tokens, "<i4").tobytes(), digest_size=16).digest()
+        return blake2b(self._last(sequence) + np.array(tokens, "<i4").tobytes(), digest_size=16).digest()
+
+    def _keep_tail(self, sequence: Sequence) -> None:
+        gone = self._tails.put(self._last(sequence), sequence.pages[len(sequence.chain)], sequence.tail)
+        if gone is not None and gone in self._idle:
+            del self._idle[gone]
+            self._free.append(gone)
 
     def _take(self) -> int:
         if self._free:
@@ -214,7 +254,10 @@ class Pages:
             self.used += 1
         else:
             page, _ = self._idle.popitem(last=False)
-            del self._known[self._hash.pop(page)]
+            if page in self._tails:
+                self._tails.drop(page)
+            else:
+                del self._known[self._hash.pop(page)]
         self._counts[page] = 1
         return page
 
@@ -227,7 +270,7 @@ class Pages:
         if self._counts[page]:
             return
         del self._counts[page]
-        if page in self._hash:
+        if page in self._hash or page in self._tails:
             self._idle[page] = None
         else:
             self._free.append(page)

@@ -142,6 +142,8 @@ class Scheduler:
         if self.pages.available - idle < promised + max(0, self._needed(request) - shared) and self.running:
             return False
         request.sequence = self.pages.match([] if request.scores else request.tokens)
+        if not request.scores:
+            self.pages.copy_tail(request.sequence, request.tokens)
         if not request.generated:
             request.cached = request.sequence.length
         self.waiting.remove(request)

@@ -83,7 +83,7 @@ def always(count: int) -> Callable[[int], int]:
 
 
 def engine_of(model: LanguageModel, pages: int) -> Engine:
-    return Engine(model._step, Pool(model.config, model._step.put, pages), 6)
+    return Engine(model._step, Pool(model.config, model._step.put, pages, copies=True), 6)
 
 
 def alone(model: LanguageModel, asked: Asked) -> Request:

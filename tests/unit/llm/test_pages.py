@@ -50,6 +50,31 @@ def test_pages_without_references_stay_cached_until_the_room_is_needed() -> None
     assert pages.match([*old, 1]).length == PAGE
 
 
+def test_what_a_sequence_left_in_its_last_page_is_copied() -> None:
+    pages = Pages(4, copies=True)
+    first = list(range(PAGE + 9))
+    a = written(pages, first)
+    pages.free(a)
+    assert (pages.held, pages.cached) == (0, 2)
+    b = pages.match([*first[: PAGE + 5], 0, 0])
+    pages.copy_tail(b, [*first[: PAGE + 5], 0, 0])
+    assert (b.length, b.tail, len(b.pages)) == (PAGE + 5, first[PAGE : PAGE + 5], 2)
+    ((source, target),) = pages.take_copies()
+    assert (source, target) == (1, b.pages[1])
+    assert pages.held == 2
+    c = pages.match(first)
+    pages.copy_tail(c, first)
+    assert c.length == PAGE + 8  # one token is left to compute
+    pages.free(b)  # begins as the known page does: that one stays
+    assert pages.reserve(Sequence(), PAGE)  # the page of b: the copy of c is not made yet
+    assert not pages.reserve(Sequence(), PAGE)
+    pages.free(c)
+    pages.forget()
+    d = pages.match(first)
+    pages.copy_tail(d, first)
+    assert (d.length, pages.take_copies()) == (0, [])
+
+
 def test_forks_share_and_truncated_pages_are_not_written_again() -> None:
     pages = Pages(16)
     a = written(pages, list(range(2 * PAGE + 9)))
