@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-
 MOST = 8  # pages that begin after the same full pages
+LEAST = 8  # tokens that are worth a copy
 
 
 class Tails:
@@ -40,7 +40,7 @@ class Tails:
         """The page that begins with most of the tokens, and with how many."""
         known = self._pages.get(before, {})
         found = max(((_common(each, tokens), page) for page, each in known.items()), default=(0, 0))
-        return (found[1], found[0]) if found[0] else None
+        return (found[1], found[0]) if found[0] >= LEAST else None
 
     def drop(self, page: int) -> None:
         """The page has other content from now on."""

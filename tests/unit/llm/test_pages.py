@@ -11,6 +11,7 @@ from smelt.llm.pages import Pages, Sequence
 from smelt.llm.request import Request
 from smelt.llm.sample import Sampler, Sampling
 from smelt.llm.scheduler import Scheduler
+from smelt.llm.tails import Tails
 
 
 def written(pages: Pages, tokens: list[int]) -> Sequence:
@@ -52,19 +53,19 @@ def test_pages_without_references_stay_cached_until_the_room_is_needed() -> None
 
 def test_what_a_sequence_left_in_its_last_page_is_copied() -> None:
     pages = Pages(4, copies=True)
-    first = list(range(PAGE + 9))
+    first = list(range(PAGE + 19))
     a = written(pages, first)
     pages.free(a)
     assert (pages.held, pages.cached) == (0, 2)
-    b = pages.match([*first[: PAGE + 5], 0, 0])
-    pages.copy_tail(b, [*first[: PAGE + 5], 0, 0])
-    assert (b.length, b.tail, len(b.pages)) == (PAGE + 5, first[PAGE : PAGE + 5], 2)
+    b = pages.match([*first[: PAGE + 15], 0, 0])
+    pages.copy_tail(b, [*first[: PAGE + 15], 0, 0])
+    assert (b.length, b.tail, len(b.pages)) == (PAGE + 15, first[PAGE : PAGE + 15], 2)
     ((source, target),) = pages.take_copies()
     assert (source, target) == (1, b.pages[1])
     assert pages.held == 2
     c = pages.match(first)
     pages.copy_tail(c, first)
-    assert c.length == PAGE + 8  # one token is left to compute
+    assert c.length == PAGE + 18  # one token is left to compute
     pages.free(b)  # begins as the known page does: that one stays
     assert pages.reserve(Sequence(), PAGE)  # the page of b: the copy of c is not made yet
     assert not pages.reserve(Sequence(), PAGE)
@@ -73,6 +74,16 @@ def test_what_a_sequence_left_in_its_last_page_is_copied() -> None:
     d = pages.match(first)
     pages.copy_tail(d, first)
     assert (d.length, pages.take_copies()) == (0, [])
+
+
+def test_few_last_pages_are_kept_after_a_prefix() -> None:
+    tails = Tails()
+    assert [tails.put(b"", page, [page] * 20) for page in range(9)] == [None] * 8 + [0]
+    assert tails.put(b"", 9, [3] * 10) == 9  # another one has its tokens
+    assert tails.put(b"", 10, [3] * 30) == 3
+    assert tails.find(b"", [3] * 25) == (10, 25)
+    assert tails.find(b"", [3] * 7) is None  # not worth a copy
+    assert (0 in tails, 10 in tails) == (False, True)
 
 
 def test_forks_share_and_truncated_pages_are_not_written_again() -> None:
