@@ -24,9 +24,10 @@ import numpy as np
 
 from smelt.dtype import Array
 from smelt.frozen import Frozen
-from smelt.ir.blocks import BLOCKS, Block
+from smelt.ir.blocks import BLOCKS, RUN, Block, Integers
 
 COLUMNS, STEPS = 16, 4  # columns of a panel; steps of k in a lane
+WIDTHS = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}  # planes, by the bits of a code
 LINE = COLUMNS * STEPS
 SHIFT = 128  # added to signed codes
 
@@ -101,10 +102,9 @@ class Layout:
 
     @cached_property
     def planes(self) -> tuple[Plane, ...]:
-        widths = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}[self.bits]
         found: list[Plane] = []
         low = at = 0
-        for bits in widths:
+        for bits in WIDTHS[self.bits]:
             found.append(Plane(bits, low, at))
             low, at = low + bits, at + self.length * COLUMNS * bits // 8
         return tuple(found)
@@ -129,6 +129,29 @@ class Layout:
     def record(self) -> int:
         """Bytes."""
         return self.places["end"]
+
+
+def can_pack(row: Block) -> bool:
+    """Whether records can hold a format. By weights in any other, products are computed in f32."""
+    layout, per_group = Layout(row), [each for each in (row.scales, row.minimums) if each is not None]
+    return (
+        row.length % RUN == 0
+        and row.group in (RUN // 2, RUN)
+        and layout.bits in WIDTHS
+        and (layout.bits == 8 or not row.levels.signed)
+        and len(row.codebook) in (0, 16)
+        and not (row.exponent and per_group)
+        and not (row.minimum is not None and (row.exponent or layout.zero))
+        and (row.minimum is None or (row.scales is None) == (row.minimums is None))
+        and all(each.count == layout.groups and _fits_i8(each) for each in per_group)
+        and not (layout.nibbles and any(each.zero for each in per_group))
+    )
+
+
+def _fits_i8(integers: Integers) -> bool:
+    """Whether all integers do, less their zero."""
+    largest = max(sum(bits.mask << bits.up for bits in run) for run in integers.runs)
+    return integers.signed and not integers.zero if largest > 127 + integers.zero else integers.zero <= 128
 
 
 # ---- unpacking, on NumPy ----

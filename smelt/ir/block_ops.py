@@ -19,12 +19,11 @@ import numpy as np
 from smelt.dim import Size
 from smelt.dtype import Array, f16, f32, i8, i64, ui8, ui32
 from smelt.ir.attributes import DotDims, GatherDims
-from smelt.ir.blocks import Bits, Block, elements, levels, minimums, scales
+from smelt.ir.blocks import RUN, Bits, Block, elements, levels, minimums, scales
 from smelt.ir.build import Builder, FuncBuilder, RegionBuilder
 from smelt.ir.core import Func, Value
 from smelt.shape import Shape
 
-RUN = 32  # activations that share a scale
 MOST = 127.0  # largest rounded activation
 LEAST = 2.0**-126  # least scale of activations
 

@@ -291,6 +291,7 @@ def decode(row: Block, blocks: Array) -> Array:
 
 # ---- activations ----
 
+RUN = 32  # activations that share a scale
 # Of activations: "q8" where they multiply block-quantised weights, "bf16" in every matmul.
 PRECISIONS = ("f32", "q8", "bf16")
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from smelt.dim import product
 from smelt.dtype import DType, bf16, f32, i32
 from smelt.ir.attributes import GatherDims
-from smelt.ir.block_layout import Layout
+from smelt.ir.block_layout import Layout, can_pack
 from smelt.ir.block_ops import BuildOps, dot_decomposition
 from smelt.ir.block_pack import pack, take_columns
 from smelt.ir.blocks import BLOCKS, Block, elements
@@ -62,6 +62,8 @@ def _block_dot(edit: Edit, dot: Op, added: dict[_Key, Func]) -> Value | None:
     if found is None or kinds != (f32, f32) or dims.rhs_contracting_dimensions != (last,):
         return None
     row, w = found
+    if not can_pack(row):
+        return None
     b = edit.before(dot)
     batch = dims.lhs_batching_dimensions
     kept = [d for d in range(lhs.shape.rank) if d not in batch and d not in dims.lhs_contracting_dimensions]

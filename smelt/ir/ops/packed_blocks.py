@@ -15,12 +15,11 @@ from smelt.dim import ceildiv, floordiv
 from smelt.dtype import Array, f32, i8, i32, ui8
 from smelt.ir.attributes import INT, STRING
 from smelt.ir.block_layout import COLUMNS, Layout, unpack
-from smelt.ir.blocks import BLOCKS
+from smelt.ir.blocks import BLOCKS, RUN
 from smelt.ir.core import Op, Type
 from smelt.ir.ops.definition import Attr, Call, Frame, OpDef
 from smelt.shape import Shape
 
-RUN = 32  # activations that share a scale
 MOST, LEAST = np.float32(127), np.float32(2.0**-126)  # largest integer, least scale
 
 

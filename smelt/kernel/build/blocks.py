@@ -9,8 +9,9 @@ from __future__ import annotations
 from smelt.dim import Size, ceildiv
 from smelt.dtype import f32, i8, i32, i64
 from smelt.ir.block_layout import COLUMNS
+from smelt.ir.blocks import RUN
 from smelt.ir.core import Op, Value
-from smelt.ir.ops.packed_blocks import LEAST, MOST, RUN
+from smelt.ir.ops.packed_blocks import LEAST, MOST
 from smelt.kernel.build.gemm import Columns, chunk_bounds, count_chunks, element_place, memory_layout
 from smelt.kernel.build.sinks import Output, sink
 from smelt.kernel.loops.grammar import Amount, Bitcast, BlockMma, Expr, Fold, Number, Place, Slice, add, scale

@@ -11,11 +11,11 @@ multiply small codes by vpmaddubsw and add up as many i16 as cannot overflow; la
 from __future__ import annotations
 
 from smelt.ir.block_layout import COLUMNS, LINE, STEPS, Layout, Plane
+from smelt.ir.blocks import RUN
 from smelt.kernel.emit.tile_f32 import HEAD, WIDEN_HEAD
 from smelt.kernel.emit.tile_int8 import ARM_DOT, WORDS_HEAD
 from smelt.target import TileShape
 
-UNIT = 32  # steps of k between two scales of activations
 LARGEST = 127  # rounded activation
 AHEAD = 4096  # bytes of records that are prefetched before they are used
 PREFIX = "smelt_block_dot_"
@@ -136,7 +136,7 @@ class _Text:
 
     def function(self, rows: int) -> str:
         layout, vectors = self.layout, range(self.vectors)
-        units = layout.length // UNIT
+        units = layout.length // RUN
         firsts = range(0, rows, 3)
         sums = [f"f{i}_{v}" for i in range(rows) for v in vectors]
         lines = [
@@ -156,11 +156,11 @@ class _Text:
         lines += [f"    SMELT_NO_UNROLL for (i64 u = 0; u < {units}; u++) {{"] if units > 1 else ["    {"]
         if rows > 1:
             lines += self.prefetches(units)
-        for group in range(UNIT // layout.group):
+        for group in range(RUN // layout.group):
             lines += self.group(rows, group)
-        per_unit = UNIT // layout.group
+        per_unit = RUN // layout.group
         lines += [
-            "      " + " ".join(f"q{i} += {UNIT}; scale{i}++; total{i} += {per_unit};" for i in firsts),
+            "      " + " ".join(f"q{i} += {RUN}; scale{i}++; total{i} += {per_unit};" for i in firsts),
             "    }",
             "  }",
         ]
@@ -226,8 +226,9 @@ class _Text:
         place = "scales" if layout.nibbles else name
         if place not in layout.places:
             return f"{of}{v}"
-        per_unit = UNIT // layout.group
-        at = f"w + u * {per_unit * COLUMNS} + {layout.places[place] + group * COLUMNS + self.lanes * v}"
+        per_unit = RUN // layout.group
+        unit = f"u * {per_unit * COLUMNS} + " if layout.length > RUN else ""
+        at = f"w + {unit}{layout.places[place] + group * COLUMNS + self.lanes * v}"
         integers = f"*(const smelt_bytes *)({at})"
         if layout.nibbles:
             integers = f"({integers} & 15)" if of == "s" else f"(({integers} >> 4) & 15)"
@@ -279,8 +280,8 @@ class _Text:
             name = f"p{number}_{line}_{v}"
             if name not in loaded:
                 loaded.add(name)
-                per_unit = UNIT // plane.steps * LINE
-                unit = f"u * {per_unit} + " if self.layout.length > UNIT else ""
+                per_unit = RUN // plane.steps * LINE
+                unit = f"u * {per_unit} + " if self.layout.length > RUN else ""
                 at = f"w + {unit}{plane.at + line * LINE + STEPS * self.lanes * v}"
                 lines.append(f"      const smelt_codes {name} = *(const smelt_codes *)({at});")
             parts.append(_cut(name, plane, share))

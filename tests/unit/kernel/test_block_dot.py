@@ -11,13 +11,14 @@ from smelt.buffer import HostBuffer
 from smelt.device.runtime import runtime
 from smelt.dim import symbol
 from smelt.dtype import Array, bf16, f32, i32, ui8
+from smelt.engine import platform
 from smelt.engine.compile import lower
 from smelt.engine.native import NativeEngine, compile_all
 from smelt.errors import DeviceError, UnsupportedError
 from smelt.ir.attributes import DotDims, GatherDims
 from smelt.ir.block_layout import Layout
 from smelt.ir.block_ops import decomposition
-from smelt.ir.blocks import BLOCKS, TABLE, Block, check_precision, decode
+from smelt.ir.blocks import BLOCKS, TABLE, Bits, Block, Integers, check_precision, decode
 from smelt.ir.build import FuncBuilder
 from smelt.ir.composites import encode
 from smelt.ir.core import Func, Op, Program, Value, walk
@@ -228,3 +229,100 @@ def test_activations_are_rounded_to_the_type_of_bf16_weights(seed: int) -> None:
 def test_unknown_precisions_are_refused() -> None:
     with pytest.raises(UnsupportedError, match="precision"):
         check_precision("q4")
+
+
+# ---- formats that are not in the table ----
+
+
+def _bits(at: int, width: int, shifts: tuple[int, ...], mask: int, up: int = 0) -> Bits:
+    return Bits(at, 1, width, shifts, mask, up)
+
+
+# 64 elements of 3 bits, less 4, in groups of 16: an f16, four 4-bit integers, low bits, high bits.
+TOY = Block(
+    "toy",
+    1000,
+    64,
+    28,
+    Integers(((_bits(4, 16, (0, 2, 4, 6), 3), _bits(20, 8, tuple(range(8)), 1, 2)),), 4),
+    0,
+    scales=Integers(((_bits(2, 2, (0, 4), 15),),)),
+)
+
+
+def decode_toy(data: Array) -> Array:
+    """What the bytes of `TOY` stand for, written down a second time."""
+    scale = np.ascontiguousarray(data[..., :2]).view(np.float16).astype(np.float32)
+    groups = np.stack([data[..., 2] & 15, data[..., 3] & 15, data[..., 2] >> 4, data[..., 3] >> 4], -1)
+    low = np.concatenate([data[..., 4:20] >> shift & 3 for shift in (0, 2, 4, 6)], -1)
+    high = np.concatenate([data[..., 20:28] >> shift & 1 for shift in range(8)], -1)
+    factor = np.repeat(scale * groups.astype(np.float32), 16, -1)
+    return (factor * ((low | high << 2).astype(np.float32) - 4)).reshape(*data.shape[:-2], -1)
+
+
+def random_format(random: np.random.Generator, number: int) -> Block:
+    """Any format: also such that records cannot hold it."""
+    bits, length = int(random.integers(1, 9)), int(random.choice([16, 32, 48, 64, 128]))
+    at = int(random.integers(0, 3)) + 4
+    levels = _bits(at, length, (0,), (1 << bits) - 1)
+    codebook = (
+        tuple(int(x) for x in random.integers(-127, 128, 1 << bits)) if bits < 6 and random.random() < 0.3 else ()
+    )
+    zero = 0 if codebook else int(random.choice([0, 1 << bits >> 1, 3]))
+    signed = not codebook and zero == 0 and random.random() < 0.3
+    end, scales, minimum, minimums = at + length, None, None, None
+    if random.random() < 0.6:
+        groups = length // int(random.choice([8, 16]))
+        wide = int(random.choice([15, 63, 255]))
+        scales = Integers(((_bits(end, groups, (0,), wide),),), int(random.choice([0, 0, 5])), signed=wide == 255)
+        end += groups
+    if random.random() < 0.5:
+        minimum = 2
+        if scales is not None and random.random() < 0.7:
+            minimums = Integers(((_bits(end - scales.count, scales.count, (4,), 15),),))
+    return Block(
+        f"any{number}",
+        1001 + number,
+        length,
+        end,
+        Integers(((levels,),), zero, signed),
+        0,
+        scales=scales,
+        minimum=minimum,
+        minimums=minimums,
+        codebook=codebook,
+    )
+
+
+def test_a_new_format_is_one_row(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    rows = [TOY, *(random_format(random, i) for i in range(8))]
+    for row in rows:
+        monkeypatch.setitem(BLOCKS, row.name, row)
+    cases = [(row, 96 // row.length if row.length == 48 else -(-64 // row.length), 19) for row in rows]
+    programs = [form(product(*case)) for case in cases for form in (lambda program: program, round_activations)]
+    assert {names(each).count("smelt.block_dot") for each in programs[1::2]} == {0, 1}
+    assert names(programs[1]).count("smelt.block_dot") == 1
+    for engine in ("native", "pjrt"):
+        if engine == "pjrt":
+            pytest.importorskip("jaxlib")
+            made: list[Any] = [platform("cpu", engine).engine.compile(each) for each in programs[:4]]
+        else:
+            made = [*compile_all(programs, target_of("native"))]
+        for i, each in enumerate(made):
+            if isinstance(each, Exception):
+                raise each
+            row, blocks, columns = cases[i // 2]
+            w = random_weights(row, columns, blocks, seed=seed + i)
+            x = random.standard_normal((3, blocks * row.length), np.float32)
+            (got,), (want,) = each(x, w), run(programs[i], [x, w])
+            got = got if isinstance(got, np.ndarray) else got.numpy()
+            exact = x.astype(np.float64) @ decode(row, w).astype(np.float64).T
+            if i < 2:
+                np.testing.assert_array_equal(decode(row, w), decode_toy(w))
+            if engine == "native" and names(programs[i]).count("smelt.block_dot"):
+                same_bits(got, want)
+            rounding = 1e-5 if i % 2 == 0 else 0.02
+            most = np.abs(x).astype(np.float64) @ np.abs(decode(row, w)).astype(np.float64).T
+            np.testing.assert_array_less(np.abs(got - exact), rounding * most + 1e-30)
+            np.testing.assert_array_less(np.abs(want - exact), rounding * most + 1e-30)
