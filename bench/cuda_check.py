@@ -189,13 +189,13 @@ def _variants(name: str) -> Iterator[str]:
     from smelt.kernel.emit import tile_mma
     from smelt.kernel.loops import tensor_tile
 
-    usual = dict(tensor_tile.STAGES)
+    usual = tensor_tile.STAGES
     texts = {each: getattr(tile_mma, each) for each in ("INSTRUCTIONS", "FEW", "TILE")}
     wide, many = gemm_simt.wide_tile, gemm_simt.MANY_COLUMNS
     compiled, flags = cuda_compile.compile_cuda, cuda_compile.FLAGS
 
     def reset() -> None:
-        tensor_tile.STAGES.update(usual)
+        tensor_tile.STAGES = usual
         for each, text in texts.items():
             setattr(tile_mma, each, text)
         gemm_simt.wide_tile, gemm_simt.MANY_COLUMNS = wide, many
@@ -203,7 +203,7 @@ def _variants(name: str) -> Iterator[str]:
 
     def tile(columns: int, stages: int, wgmma: bool = True) -> None:
         gemm_simt.wide_tile = lambda *_: columns
-        tensor_tile.STAGES[columns] = stages
+        tensor_tile.STAGES = stages
         if not wgmma:
             tile_mma.INSTRUCTIONS = tile_mma.INSTRUCTIONS.replace("#define SMELT_WGMMA 1", "")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import weakref
+import sys
 from collections.abc import Generator
 from typing import Any
 
@@ -21,12 +21,16 @@ KEEP = "keep=True, or .copy() before the call"
 class Block:
     """Memory of a device, freed after its last user."""
 
-    __slots__ = ("__weakref__", "address", "bytes")
+    __slots__ = ("_driver", "address", "bytes")
 
     def __init__(self, driver: Driver, count: int, address: int | None = None) -> None:
         self.bytes = count
         self.address = driver.allocate(max(count, 1)) if address is None else address
-        weakref.finalize(self, driver.free, self.address).atexit = False
+        self._driver = driver
+
+    def __del__(self) -> None:
+        if hasattr(self, "_driver") and not sys.is_finalizing():  # the process' end frees all
+            self._driver.free(self.address)
 
 
 class GpuBuffer:

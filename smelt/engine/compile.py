@@ -204,7 +204,10 @@ def new_source(target: Target, *, tile: TileShape | None = None, timestamps: boo
         raise UnsupportedError(
             "no emitter for the target's language", expected=", ".join(LANGUAGES), got=target.language
         )
-    return LANGUAGES[target.language](tile or tile_shape(target), timestamps=timestamps)
+    made = LANGUAGES[target.language](tile or tile_shape(target), timestamps=timestamps)
+    if isinstance(made, CudaSource):
+        made.shared = target.cache_bytes[0]
+    return made
 
 
 def emit_plan(plan: ProgramPlan, source: AnySource, name: str, functions: Sequence[str] = FUNCTIONS) -> None:

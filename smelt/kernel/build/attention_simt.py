@@ -21,7 +21,7 @@ from smelt.kernel.loops.grammar import Amount, Expr, Number, Quotient, Set, add,
 from smelt.kernel.loops.nest import Nest, flat
 from smelt.shape import Shape
 
-CHUNK, KEYS, FEW = 256, 32, 8  # keys of a block, keys in shared memory at a time, queries of a block
+CHUNK, KEYS, FEW = 128, 32, 8  # keys of a block, keys in shared memory at a time, queries of a block
 THREADS = 256
 
 

@@ -196,6 +196,8 @@ def scatter(nest: Nest, op: Op, output: Output) -> None:
     kinds = [tensor(result).element for result in op.results]
     sizes = tensor(op.operands[0]).sizes
     outer, middle, inner = _split_updates(op)
+    if nest.target.kind == "simt":  # a thread for each element of a window, which takes the updates in order
+        outer, inner = [*outer, *inner], []
     shape = tensor(updates[0]).sizes
     free: Level = "serial" if op.attrs["unique_indices"] else "ordered"
     places: dict[int, Expr] = {}

@@ -21,7 +21,7 @@ from smelt.kernel.loops.form import F32_F16, FEW_BF16, FEW_F32_BF16, INT8, Form
 from smelt.kernel.loops.grammar import Amount, Expr, Mma, Number, Place, Slice, add, scale, split
 from smelt.kernel.loops.nest import Index, Nest, tensor
 from smelt.kernel.loops.tensor_tile import FEW_ROWS as FEW_TENSOR_ROWS
-from smelt.kernel.loops.tensor_tile import PAD, TENSOR, TILE_ROWS, WIDEST, ring_bytes
+from smelt.kernel.loops.tensor_tile import PAD, STAGES, TENSOR, TILE_ROWS, WIDTHS, stage_bytes
 from smelt.target import Target
 
 FEW_ROWS = 8  # of a block where there are few rows of f32
@@ -125,14 +125,14 @@ def _many_rows(nest: Nest, op: Op, output: Output, form: Form, here: Size) -> No
 
 def wide_tile(target: Target, form: Form, parts: Size, columns: Size) -> int:
     """The columns of a tile on tensor cores: as many as leave enough blocks for a whole GPU."""
-    for wide in (WIDEST, WIDEST // 2):
+    least, usual, most = WIDTHS
+    for wide in (most, usual):
         tiles = parts * ceildiv(columns, wide)
-        fits = ring_bytes(form, wide) <= target.cache_bytes[0]
+        fits = (STAGES if wide == most else STAGES - 1) * stage_bytes(form, wide) <= target.cache_bytes[0]
         if fits and isinstance(tiles, int) and tiles >= BUSY:
             return wide
-        if fits and not isinstance(tiles, int) and isinstance(columns, int) and wide < WIDEST and columns >= 8 * wide:
-            return wide
-    return WIDEST // 4
+    dynamic = not isinstance(parts, int) and isinstance(columns, int) and columns >= 8 * usual
+    return usual if dynamic and fits else least
 
 
 def across_panels(nest: Nest, op: Op, b: Slice) -> Slice:

@@ -22,7 +22,7 @@ from smelt.kernel.loops.grammar import Amount, Expr, Number, Quotient, Set, Var,
 from smelt.kernel.loops.nest import Nest, flat, tensor
 from smelt.shape import Shape
 
-CHUNK = 256  # keys of a block: one for each thread
+CHUNK = 128  # keys of a block: few, so that there are many blocks
 THREADS = 256
 AT_ONCE = 8  # heads whose scores a thread computes together
 FEW = 64  # queries
@@ -48,9 +48,8 @@ def _build_chunks(nest: Nest, paged: Paged, here: Size, output: Output) -> None:
         start = nest.let(scale(chunk, CHUNK))
         begin = nest.apply("maximum", start, keys.first)
         end = nest.apply("minimum", nest.let(add(start, CHUNK)), keys.end)
-        with nest.guard(nest.less(begin, end)):
-            count = nest.let(add(end, scale(begin, -1)))
-            _Chunk(nest, paged, token, group, begin, count).write(parts, (token, group, chunk), kept)
+        count = nest.apply("maximum", nest.let(add(end, scale(begin, -1))), Number(0))
+        _Chunk(nest, paged, token, group, begin, count).write(parts, (token, group, chunk), kept)
     _join(nest, paged, parts, kept, here, output)
 
 

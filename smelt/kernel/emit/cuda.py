@@ -63,6 +63,7 @@ class CudaSource:
 
     tile: TileShape
     timestamps: bool = False
+    shared: int = 48 << 10  # bytes of a block's shared memory
     kernels: dict[Kernel, CudaKernel] = field(default_factory=dict)
     parts: list[str] = field(default_factory=list)
     programs: dict[str, Any] = field(default_factory=dict)
@@ -74,7 +75,7 @@ class CudaSource:
         fresh: dict[Kernel, CudaKernel] = {}
         for step in walk(plan.steps):
             if isinstance(step, Launch) and step.kernel not in self.kernels and step.kernel not in fresh:
-                fresh[step.kernel] = CudaKernel(f"{name}_{step.kernel.kind}{len(fresh)}")
+                fresh[step.kernel] = CudaKernel(f"{name}_{step.kernel.kind}{len(fresh)}", self.shared)
         parts = [made.emit(kernel) for kernel, made in fresh.items()]
         program = PlanWriter(plan, memory, self.kernels | fresh).write()
         self.kernels |= fresh

@@ -75,10 +75,11 @@ class CudaKernel:
     """The functions of a kernel."""
 
     name: str
+    shared: int  # bytes of a block's shared memory
     launches: list[Launched] = field(default_factory=list)
 
     def emit(self, kernel: Kernel) -> str:
-        stages, saved = map_to_grid(kernel)
+        stages, saved = map_to_grid(kernel, self.shared)
         texts = []
         for i, stage in enumerate(stages):
             printer = StagePrinter(f"{self.name}_{i}", stage=stage, saved_bytes=saved)
@@ -138,7 +139,7 @@ class StagePrinter(Printer):
             WARP if single and stage.group == "warp" else stage.threads,
             self.saved_bytes,
             stage.scratch,
-            stage.shared if stage.ring else 0,
+            stage.shared if stage.stages else 0,
         )
 
     @property
@@ -181,7 +182,7 @@ class StagePrinter(Printer):
         """Tiles of a group in shared memory, and what does not fit there in device memory."""
         stage, lines = self.stage, []
         group = {"thread": "0", "warp": f"threadIdx.x / {WARP}", "block": "0"}[stage.group]
-        if stage.ring:
+        if stage.stages:
             lines.append("  extern __shared__ __align__(1024) char smelt_shared[];")
         elif stage.shared:
             lines.append(f"  __shared__ __align__(16) char smelt_shared[{stage.groups * stage.shared}];")
@@ -224,7 +225,7 @@ class StagePrinter(Printer):
             case For(var, extent, body):
                 head = f"{pad}for (i64 {var.name} = 0; {var.name} < {self.expr(extent)}; {var.name}++) {{"
                 simple = self.alone and all(isinstance(each, Let | Set) for each in body)
-                at_once = ["#pragma unroll 8"] if simple else []  # loads of several iterations
+                at_once = ["#pragma unroll 16"] if simple else []  # loads of several iterations
                 return [*at_once, head, *self.block(body, depth + 1), f"{pad}}}"]
             case Store() if not self.alone:
                 (line,) = self.plain(stmt, 0)
@@ -266,6 +267,7 @@ class StagePrinter(Printer):
 
     def shared_loop(self, loop: For, depth: int) -> list[str]:
         """A loop on lanes: its iterations on the threads of the group."""
+        assert not any(isinstance(each, Tile) for each in walk_statements(loop.body)), "threads would share the tile"
         pad, var = "  " * depth, loop.var.name
         extent = self.expr(loop.extent)
         count = WARP if self.stage.group == "warp" else self.stage.threads
@@ -273,7 +275,10 @@ class StagePrinter(Printer):
         body = self.block(loop.body, depth + 1)
         self.alone = False
         head = f"{pad}for (i64 {var} = {LANE}; {var} < {extent}; {var} += {count}) {{"
-        return self.fenced([head, *body, f"{pad}}}"], loop, pad)
+        into_tiles = all(isinstance(array, str) for array in stores_to(loop.body))  # which no buffer shares memory with
+        simple = into_tiles and all(isinstance(each, Let | Store) for each in loop.body)
+        at_once = ["#pragma unroll 8"] if simple else []
+        return self.fenced([*at_once, head, *body, f"{pad}}}"], loop, pad)
 
     def shared_fold(self, fold: Fold, depth: int) -> list[str]:
         """Its lanes are those of a warp, and halves are combined by shuffles. Every warp of a block computes it."""
@@ -313,7 +318,7 @@ class StagePrinter(Printer):
         """The loop of a thread over its terms. In a block all threads compute terms, which go through shared memory."""
         pad, kind, var, extent = "  " * depth, math.register(fold.accumulator), fold.var.name, self.expr(fold.extent)
         far = any(isinstance(array, int) for array in reads_from((fold,)))
-        if self.stage.group == "warp" or not far or self.stage.ring or self.stage.shared > STAGED_BESIDE:
+        if self.stage.group == "warp" or not far or self.stage.stages or self.stage.shared > STAGED_BESIDE:
             return [
                 "#pragma unroll 8",  # loads of several terms at once
                 f"{pad}for (i64 {var} = {LANE} % {WARP}; {var} < {extent}; {var} += {WARP}) {{",
@@ -361,7 +366,8 @@ class StagePrinter(Printer):
         name = mma.form.name
         if mma.form in TENSOR:
             given = [*given[:5], *given[6:8], self.expr(mma.b.strides[2]), *given[8:]]
-            return f"{tile_call(mma.form, tile_columns(mma))}({LANE}, smelt_shared, {', '.join(given)});"
+            function = tile_call(mma.form, tile_columns(mma), self.stage.stages)
+            return f"{function}({LANE}, smelt_shared, {', '.join(given)});"
         if mma.form in FEW_TENSOR:
             few = [given[i] for i in (0, 1, 3, 6, 7, 9, 10, 11, 12)]
             assert isinstance(panel, Number)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from smelt.kernel import math
 from smelt.kernel.loops.form import Form
-from smelt.kernel.loops.tensor_tile import STAGES
+from smelt.kernel.loops.tensor_tile import WIDTHS
 
 INSTRUCTIONS = """\
 struct __align__(16) smelt_words { ui32 x[4]; };
@@ -354,9 +354,9 @@ def _wgmma_text(columns: int) -> str:
     return WGMMA.format(columns=columns, count=count, next=count + 1, places=places, values=values)
 
 
-def tile_call(form: Form, columns: int) -> str:
+def tile_call(form: Form, columns: int, stages: int) -> str:
     """The name of the function that multiplies 128 rows by this number of columns."""
-    return f"smelt_tile<{math.storage(form.left)}, {columns}, {STAGES[columns]}>"
+    return f"smelt_tile<{math.storage(form.left)}, {columns}, {stages}>"
 
 
 def few_call(form: Form, columns: int) -> str:
@@ -368,5 +368,5 @@ def tensor_kernels(text: str) -> str:
     tile, few = "smelt_tile<" in text, "smelt_few<" in text
     if not (tile or few):
         return ""
-    instructions = INSTRUCTIONS.replace("WGMMA_TEXT\n", "".join(map(_wgmma_text, STAGES)) if tile else "")
+    instructions = INSTRUCTIONS.replace("WGMMA_TEXT\n", "".join(map(_wgmma_text, WIDTHS)) if tile else "")
     return "".join([instructions, LOADS, *([FEW] if few else []), *([PAD, TILE] if tile else [])])

@@ -39,11 +39,12 @@ from smelt.kernel.loops.grammar import (
     expressions,
     loads,
     places,
+    rebuild,
     used_tiles,
     used_variables,
     walk_statements,
 )
-from smelt.kernel.loops.tensor_tile import TENSOR, ring_bytes, shares_memory, tile_columns
+from smelt.kernel.loops.tensor_tile import TENSOR, count_stages, shares_memory, stage_bytes, tile_columns
 from smelt.kernel.plan.plan import Kernel
 
 Group = Literal["thread", "warp", "block"]
@@ -85,7 +86,7 @@ class Stage:
     spilled: tuple[tuple[Tile, int], ...]
     shared: int
     scratch: int
-    ring: int = 0  # bytes that operands of tensor cores take in shared memory, from its first one on; 0: there are none
+    stages: int = 0  # of operands of tensor cores, at the beginning of shared memory; 0: there are none
 
     @property
     def groups(self) -> int:
@@ -93,11 +94,11 @@ class Stage:
         return {"thread": self.threads, "warp": self.threads // WARP, "block": 1}[self.group]
 
 
-def map_to_grid(kernel: Kernel) -> tuple[tuple[Stage, ...], int]:
-    """The launches of a kernel in order, and the bytes that they hand on."""
+def map_to_grid(kernel: Kernel, room: int) -> tuple[tuple[Stage, ...], int]:
+    """The launches of a kernel in order, and the bytes that they hand on; `room`: bytes of a block's shared memory."""
     parts = list(_parts(kernel))
     saved = _saved(parts)
-    return tuple(_stage(part, saved) for part in parts), saved.bytes
+    return tuple(_stage(part, saved, room) for part in parts), saved.bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +154,7 @@ def _statements(part: _Part) -> tuple[Stmt, ...]:
     return (*part.repeated, *part.before, *((part.loop,) if part.loop else ()))
 
 
-def _stage(part: _Part, saved: Saved) -> Stage:
+def _stage(part: _Part, saved: Saved, room: int) -> Stage:
     own = {var for each in part.before for var in declared(each)}
     body, var, extent, group = part.before, None, None, "warp"
     if part.loop is not None:
@@ -167,10 +168,13 @@ def _stage(part: _Part, saved: Saved) -> Stage:
     outside = {tile for tile, _ in kept}
     found = [each for each in walk_statements(body) if isinstance(each, Tile) and each not in outside]
     products = [each for each in walk_statements(body) if isinstance(each, Mma) and each.form in TENSOR]
-    ring = max((ring_bytes(each.form, tile_columns(each)) for each in products), default=0)
-    threads, tiles, spilled, shared, scratch = (
-        _memory(group, found, _has(body, Mma | BlockMma | Transpose)) if not ring else _around(products, ring, found)
-    )
+    stages, threads, scratch = 0, THREADS, 0
+    spilled: tuple[tuple[Tile, int], ...] = ()
+    if products:
+        stages, tiles, shared = _around(products, found, room)
+    else:
+        multiplies = _has(body, Mma | BlockMma | Transpose)
+        threads, tiles, spilled, shared, scratch = _memory(group, found, multiplies)
     return Stage(
         before,
         body,
@@ -185,7 +189,7 @@ def _stage(part: _Part, saved: Saved) -> Stage:
         spilled,
         shared,
         scratch,
-        ring,
+        stages,
     )
 
 
@@ -207,6 +211,7 @@ def _needed(statements: Sequence[Stmt], body: Sequence[Stmt]) -> tuple[Stmt, ...
 
 def _place(loop: For) -> tuple[tuple[Stmt, ...], Var, Expr, Group]:
     """(body, variable, extent, group) of a loop on cores."""
+    loop = _spread(loop)
     flat = _flatten(loop)
     if flat is not None:
         return (*flat, "thread")
@@ -216,6 +221,32 @@ def _place(loop: For) -> tuple[tuple[Stmt, ...], Var, Expr, Group]:
     shared = any(isinstance(each, Fold) and each.lanes > 1 for each in walk_statements(loop.body))
     shared = shared or any(isinstance(each, For) and each.level == "lane" for each in walk_statements(loop.body))
     return loop.body, loop.var, loop.extent, "warp" if shared or _has(loop.body, Transpose) else "thread"
+
+
+def _spread(loop: For) -> For:
+    """The loop with a loop on lanes inside it that needs a group of threads for each iteration (it has tiles) as one
+    with it, where nothing but scalars stands beside it; else that loop runs in order."""
+    *names, inner = loop.body or (None,)
+    if isinstance(inner, For) and _needs_group(inner):
+        scalars = all(isinstance(each, Let) for each in names)
+        if scalars and isinstance(loop.extent, Amount) and isinstance(inner.extent, Amount):
+            width, whole = inner.extent.size, loop.extent.size * inner.extent.size
+            flat = Var(f"{inner.var.name}_spread", i64, whole)
+            split = (Let(loop.var, Quotient(flat, width)), Let(inner.var, Remainder(flat, width)))
+            return _spread(loop.replace(var=flat, extent=Amount(whole), body=(*split, *names, *inner.body)))
+    return loop.replace(body=_in_order(loop.body))
+
+
+def _needs_group(loop: For) -> bool:
+    return loop.level == "lane" and _has(loop.body, Tile | Mma | BlockMma | Transpose)
+
+
+def _in_order(block: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+    """Statements in which no loop on lanes has tiles of its own: threads would share them."""
+    changed = (rebuild(each, _in_order) for each in block)
+    return tuple(
+        each.replace(level="ordered") if isinstance(each, For) and _needs_group(each) else each for each in changed
+    )
 
 
 def _has_long_loops(statements: Sequence[Stmt]) -> bool:
@@ -270,21 +301,20 @@ def _memory(
     return WARP * warps, tuple(placed), tuple(spilled), shared, scratch
 
 
-def _around(
-    products: Sequence[Mma], ring: int, tiles: Sequence[Tile]
-) -> tuple[int, tuple[tuple[Tile, int], ...], tuple[tuple[Tile, int], ...], int, int]:
-    """The same with a ring of operands of tensor cores: one product's sums share its memory."""
-    sums = products[0].acc.place.array if len(products) == 1 and shares_memory(products[0]) else None
-    placed, at = [], ring
-    for tile in dict.fromkeys(tiles):
-        if tile.name == sums:
-            placed.append((tile, 0))
-            at = max(at, _rounded(tile_bytes(tile)))
-    for tile in dict.fromkeys(tiles):
-        if tile.name != sums:
-            placed.append((tile, at))
-            at += _rounded(tile_bytes(tile))
-    return THREADS, tuple(placed), (), at, 0
+def _around(products: Sequence[Mma], tiles: Sequence[Tile], room: int) -> tuple[int, tuple[tuple[Tile, int], ...], int]:
+    """(stages of operands of tensor cores, tiles behind them, bytes of all). One product's sums share its memory."""
+    form, columns = products[0].form, max(map(tile_columns, products))
+    alone = len(products) == 1 and shares_memory(products[0])
+    sums = products[0].acc.place.array if alone else None
+    beside = [tile for tile in dict.fromkeys(tiles) if tile.name != sums]
+    stages = count_stages(form, columns, room - sum(_rounded(tile_bytes(tile)) for tile in beside))
+    at = stages * stage_bytes(form, columns)
+    placed = [(tile, 0) for tile in dict.fromkeys(tiles) if tile.name == sums]
+    at = max(at, *(_rounded(tile_bytes(tile)) for tile, _ in placed)) if placed else at
+    for tile in beside:
+        placed.append((tile, at))
+        at += _rounded(tile_bytes(tile))
+    return stages, tuple(placed), at
 
 
 def tile_bytes(tile: Tile) -> int:

@@ -10,8 +10,8 @@ from smelt.kernel.loops.grammar import Mma, Number
 
 TENSOR, FEW_TENSOR = (TENSOR_BF16, TENSOR_F32_BF16), (FEW_BF16, FEW_F32_BF16)
 TILE_ROWS, FEW_ROWS = 128, 32
-STAGES = {64: 3, 128: 3, 256: 4}  # of the ring of operands, by the columns of a tile
-WIDEST = max(STAGES)
+WIDTHS = (64, 128, 256)  # columns of a tile
+STAGES = 4  # of the ring of operands, where there is room
 ALIGN = 1024  # bytes of a stage
 PAD = 8  # elements after each row of sums: neighbouring rows begin in other banks
 
@@ -23,8 +23,9 @@ def stage_bytes(form: Form, columns: int) -> int:
     return -(-used // ALIGN) * ALIGN
 
 
-def ring_bytes(form: Form, columns: int) -> int:
-    return STAGES[columns] * stage_bytes(form, columns)
+def count_stages(form: Form, columns: int, room: int) -> int:
+    """The stages of a ring in this number of bytes."""
+    return min(STAGES, room // stage_bytes(form, columns))
 
 
 def tile_bytes(columns: int) -> int:
