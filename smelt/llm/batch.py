@@ -32,6 +32,11 @@ class Rows(Protocol):
         """The likeliest token of a row, where the step has picked it and its logit is finite."""
         ...
 
+    @property
+    def picked(self) -> Any:
+        """The likeliest tokens, i32[r], where the next step can read them; None: nothing is picked."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class HostRows:
@@ -39,6 +44,7 @@ class HostRows:
 
     logits: Array
     states: Array
+    picked: None = None
 
     def best(self, row: int) -> int | None:
         return None
@@ -57,8 +63,9 @@ class Stepping(Protocol):
         """Tokens that a step may read, of sequences with up to a number of pages."""
         ...
 
-    def run(self, batch: Batch, pools: Pools) -> tuple[Rows, Pools]:
-        """What the batch's rows give, and the pools with its keys and values. The given pools are gone."""
+    def run(self, batch: Batch, pools: Pools, tokens: Any = None) -> tuple[Rows, Pools]:
+        """What the batch's rows give, and the pools with its keys and values. The given pools are gone. `tokens`, those
+        that another step picked, stand for the batch's."""
         ...
 
     def put(self, array: Array) -> Any:
@@ -98,6 +105,10 @@ class Batch:
             sequence += [i] * len(new)
             position += range(at, at + len(new))
         return Batch(*(np.array(each, np.int32) for each in (tokens, sequence, position, table, rows)))
+
+    def advance(self) -> Batch:
+        """The batch of the next tokens of the same sequences, in the same pages; the tokens themselves are unknown."""
+        return Batch(self.tokens, self.sequence, self.position + np.int32(1), self.table, self.rows)
 
     @property
     def places(self) -> tuple[Array, Array]:

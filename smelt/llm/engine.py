@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -23,6 +25,17 @@ from smelt.llm.scheduler import Part, Scheduler
 
 T = TypeVar("T")
 SEQUENCES = 64  # that run at once
+AHEAD = 1  # steps that begin before the tokens of the one before are known
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A step under way: what it computes, what it gives, and the step whose tokens it reads."""
+
+    parts: list[Part]
+    batch: Batch
+    made: Rows
+    before: Rows | None
 
 
 class Engine:
@@ -141,27 +154,55 @@ class Engine:
         return self.scheduler.plan()
 
     def _run(self, parts: list[Part]) -> None:
-        if not parts:
-            return
-        self.steps += 1
-        given = [(part, part.rows, _next_tokens(part)) for part in parts]
+        """Run a step, and those that can follow it: the next one is under way while the tokens of one are taken in."""
+        under_way = deque[Launched]()
         try:
-            batch = Batch.of([(tokens, _length(part), _pages(part), rows) for part, rows, tokens in given])
-            made = self._compute(batch)
+            if parts:
+                tokens = [(_next_tokens(part), _length(part), _pages(part), part.rows) for part in parts]
+                under_way.append(self._launch(parts, Batch.of(tokens)))
+            while under_way:
+                if len(under_way) <= AHEAD and self._can_follow(under_way):
+                    last = under_way[-1]
+                    self.scheduler.serve(last.parts)
+                    under_way.append(self._launch(last.parts, last.batch.advance(), last.made))
+                else:
+                    self._take_in(under_way.popleft())
         except Exception as error:  # those who asked get it
             self._fail(parts, error)
-            return
+
+    def _launch(self, parts: list[Part], batch: Batch, before: Rows | None = None) -> Launched:
+        """Start a step. Its tokens are those that the step before it picked, where there is one."""
+        self.steps += 1
+        return Launched(parts, batch, self._compute(batch, None if before is None else before.picked), before)
+
+    def _can_follow(self, under_way: Sequence[Launched]) -> bool:
+        """Whether the same requests can go on before their next tokens are known: all take the likeliest one, which is
+        in the device's memory, have room in their pages, and nobody waits."""
+        count, last, scheduler = len(under_way), under_way[-1], self.scheduler
+        if last.made.picked is None or self._thread is None or self._closed or self._guests:
+            return False
+        if scheduler.waiting or len(scheduler.running) != len(last.parts):
+            return False
+        now = time.monotonic()
+        return all(part.count == 1 and part.is_last and _goes_on(part.request, count, now) for part in last.parts)
+
+    def _take_in(self, step: Launched) -> None:
+        """Give the requests of a step what it computed."""
         at = 0
-        for part, rows, tokens in given:
+        for part in step.parts:
             request = part.request
-            is_last = part.is_last
+            if step.before is not None and (request.finish is not None or step.before.best(at) != request.tokens[-1]):
+                at += 1  # it ended, or took another token than the step read
+                continue
+            rows, is_last = part.rows, part.is_last
             assert request.sequence is not None
-            self.pool.pages.commit(request.sequence, tokens)
+            self.pool.pages.commit(request.sequence, _next_tokens(part))
             try:
                 if request.scores:
-                    request.keep(np.array((made.states if request.embeds else made.logits)[at : at + len(rows)]))
+                    wanted = step.made.states if request.embeds else step.made.logits
+                    request.keep(np.array(wanted[at : at + len(rows)]))
                 elif is_last:
-                    request.accept(made, at)
+                    request.accept(step.made, at)
             except Exception as error:
                 request.end("error", error)
             at += len(rows)
@@ -169,11 +210,11 @@ class Engine:
                 with self._changed:
                     self.scheduler.remove(request)
 
-    def _compute(self, batch: Batch) -> Rows:
+    def _compute(self, batch: Batch, tokens: Any) -> Rows:
         if not len(batch.rows):  # a program has at least one row
             batch = Batch(batch.tokens, batch.sequence, batch.position, batch.table, np.zeros(1, np.int32))
         try:
-            made, arrays = self._step.run(batch, self.pool.take())
+            made, arrays = self._step.run(batch, self.pool.take(), tokens)
         except MemoryError as error:
             self.pool.lose()
             raise MemoryLimitError(
@@ -195,6 +236,15 @@ class Engine:
             for request in list(self.scheduler.running):
                 self.scheduler.preempt(request)
             self.pool.pages.forget()
+
+
+def _goes_on(request: Request, count: int, now: float) -> bool:
+    """Whether a request takes the likeliest token after each of `count` steps, and then needs another step."""
+    if request.sampler is None or request.sequence is None or request.cancelled or request.finish is not None:
+        return False
+    is_late = request.deadline is not None and request.deadline <= now
+    has_room = request.sequence.room > count and request.generated + count < request.most
+    return request.sampler.is_simple and has_room and not is_late
 
 
 def _length(part: Part) -> int:

@@ -23,7 +23,7 @@ class NativeStep:
     def most(self, pages: int) -> int:
         return CHUNK
 
-    def run(self, batch: Batch, pools: Pools) -> tuple[HostRows, Pools]:
+    def run(self, batch: Batch, pools: Pools, tokens: None = None) -> tuple[HostRows, Pools]:
         flat = [array for pair in pools for array in pair]
         places = batch.table, batch.sequence, batch.position, *batch.places, batch.rows
         logits, states, *after = self.executable(batch.tokens, *flat, *places)

@@ -98,9 +98,13 @@ class Scheduler:
         if not parts and self.running:  # prompts hold each other's pages
             self.preempt(self.running[-1])
             return self.plan()
+        self.serve(parts)
+        return parts
+
+    def serve(self, parts: list[Part]) -> None:
+        """Count the tokens of a step for their clients."""
         for part in parts:
             self._served[part.request.client] += part.count
-        return parts
 
     # ---- parts of a plan ----
 

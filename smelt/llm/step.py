@@ -105,6 +105,10 @@ class DeviceRows:
         found: Array = self._made.states.numpy()
         return found
 
+    @property
+    def picked(self) -> Any:
+        return self._made.best
+
     def best(self, row: int) -> int | None:
         if self._picked is None:
             self._picked = self._made.best.numpy(), self._made.top.numpy()
@@ -134,9 +138,10 @@ class Step:
         each = 8 * PAGE * max(pages, 1) * config.kv_heads * config.head_size  # keys and values, gathered per token
         return max(1, min(CHUNK, self._gathered // each))
 
-    def run(self, batch: Batch, pools: Pools) -> tuple[Rows, Pools]:
+    def run(self, batch: Batch, pools: Pools, tokens: Any = None) -> tuple[Rows, Pools]:
         given = batch.padded() if self._by_size else batch
-        made = self._bound(given.tokens, pools, given.table, given.sequence, given.position, *given.places, given.rows)
+        tokens = given.tokens if tokens is None else tokens
+        made = self._bound(tokens, pools, given.table, given.sequence, given.position, *given.places, given.rows)
         rows = DeviceRows(made) if self._picks else HostRows(made.logits.numpy(), made.states.numpy())
         return rows, made.pools
 

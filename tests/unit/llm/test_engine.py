@@ -19,6 +19,7 @@ from smelt.cli.generate import generate
 from smelt.cli.inspect import inspect
 from smelt.errors import FileError, MemoryLimitError, ParseError, RunError, SmeltError
 from smelt.llm import LanguageModel, Sampling
+from smelt.llm.batch import Batch
 from tests.llm_checkpoints import FIXTURE, Case, write_checkpoint
 from tests.llm_gguf import write_vocabulary
 
@@ -60,6 +61,45 @@ def test_matmuls_of_bf16(folder: Path, model: LanguageModel, engine: str) -> Non
         assert 0 < np.abs(got - wide).max() < 0.03 * np.abs(wide).max()
         picked, chosen = (narrow.generate(tokens, max_tokens=6, logprobs=each) for each in (None, 1))
         assert picked.ids == chosen.ids
+
+
+def test_steps_on_a_device_begin_before_the_tokens_of_the_last_one_are_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers of different lengths, over the ends of pages, with a stop in the middle: as without it."""
+    prompts, lengths = [(CASE.tokens * 20)[:60], CASE.tokens[:7]], [9, 6]
+    with smelt.llm.load(folder, engine="pjrt", precision="f32") as loaded:
+        step = loaded._engine._step
+        read: list[bool] = []
+
+        def run(batch: Batch, pools: Any, tokens: Any = None) -> Any:
+            read.append(tokens is not None)
+            return type(step).run(step, batch, pools, tokens)
+
+        monkeypatch.setattr(step, "run", run)
+
+        def answer(logprobs: int | None) -> list[tuple[int, ...]]:
+            requests = [
+                loaded.generate(prompt, max_tokens=most, ignore_end=True, logprobs=logprobs).ids
+                for prompt, most in zip(prompts, lengths, strict=True)
+            ]
+            together = loaded.generate_all(prompts, max_tokens=8, ignore_end=True, logprobs=logprobs)
+            return [*requests, *(each.ids for each in together)]
+
+        slow = answer(1)
+        assert not any(read)
+        read.clear()
+        assert answer(None) == slow
+        assert sum(read) > len(read) / 2
+
+        ended = [loaded.generate(CASE.tokens, max_tokens=20, logprobs=each) for each in (1, None)]
+        assert ended[0].ids == ended[1].ids
+        assert ended[0].finish == ended[1].finish == "stop"
+        stream = loaded.stream(prompts[1], max_tokens=40, ignore_end=True)
+        next(iter(stream))
+        stream.close()
+        assert loaded.generate(prompts[1], max_tokens=lengths[1], ignore_end=True).ids == slow[1]
+        assert loaded._engine.between_steps(lambda: loaded._engine.pool.pages.held) == 0
 
 
 @pytest.mark.parametrize(("cache", "close"), [("f16", 3e-3), ("bf16", 3e-2)])
