@@ -32,7 +32,7 @@ def axis_of(axis: int, rank: int, what: str = "axis") -> int:
     """A dimension number that may count from the end."""
     if not -rank <= axis < rank:
         raise ShapeError(f"{what} is out of range", expected=f"-{rank} to {rank - 1}", got=axis)
-    return axis % rank if rank else 0
+    return axis % rank
 
 
 def axes_of(axes: Sequence[int], rank: int, what: str = "axes") -> tuple[int, ...]:

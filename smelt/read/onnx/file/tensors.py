@@ -81,9 +81,11 @@ class TensorReader:
         if any(size < 0 for size in sizes) or np.prod(np.array(sizes, float)) > 1 << 28:
             raise ParseError("a sparse tensor has impossible sizes", got=list(sizes))
         result = np.zeros(sizes, values.dtype)
-        flat = indices if indices.ndim == 1 else np.ravel_multi_index(tuple(indices.T), sizes)
-        if flat.size != values.size or (flat.size and not (flat.min() >= 0 and flat.max() < max(result.size, 1))):
+        limits = np.array(sizes if indices.ndim == 2 else result.size)
+        fits = indices.ndim in (1, 2) and indices.shape == (values.size, *limits.shape)
+        if not fits or (indices < 0).any() or (indices >= limits).any():
             raise ParseError("the indices of a sparse tensor do not fit", got=list(sizes))
+        flat = indices if indices.ndim == 1 else np.ravel_multi_index(tuple(indices.T), sizes)
         result.reshape(-1)[flat] = values
         return result
 
