@@ -30,7 +30,7 @@ AHEAD = 1  # steps that begin before the tokens of the one before are known
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A step under way: what it computes, what it gives, and the step whose tokens it reads."""
+    """A running step: what it computes, what it gives, and the step whose tokens it reads."""
 
     parts: list[Part]
     batch: Batch
@@ -154,19 +154,19 @@ class Engine:
         return self.scheduler.plan()
 
     def _run(self, parts: list[Part]) -> None:
-        """Run a step, and those that can follow it: the next one is under way while the tokens of one are taken in."""
-        under_way = deque[Launched]()
+        """Run a step, and those that can follow it: the next one runs while the tokens of one are taken in."""
+        running = deque[Launched]()
         try:
             if parts:
                 tokens = [(_next_tokens(part), _length(part), _pages(part), part.rows) for part in parts]
-                under_way.append(self._launch(parts, Batch.of(tokens)))
-            while under_way:
-                if len(under_way) <= AHEAD and self._can_follow(under_way):
-                    last = under_way[-1]
+                running.append(self._launch(parts, Batch.of(tokens)))
+            while running:
+                if len(running) <= AHEAD and self._can_follow(running):
+                    last = running[-1]
                     self.scheduler.serve(last.parts)
-                    under_way.append(self._launch(last.parts, last.batch.advance(), last.made))
+                    running.append(self._launch(last.parts, last.batch.advance(), last.made))
                 else:
-                    self._take_in(under_way.popleft())
+                    self._take_in(running.popleft())
         except Exception as error:  # those who asked get it
             self._fail(parts, error)
 
@@ -175,10 +175,10 @@ class Engine:
         self.steps += 1
         return Launched(parts, batch, self._compute(batch, None if before is None else before.picked), before)
 
-    def _can_follow(self, under_way: Sequence[Launched]) -> bool:
+    def _can_follow(self, running: Sequence[Launched]) -> bool:
         """Whether the same requests can go on before their next tokens are known: all take the likeliest one, which is
-        in the device's memory, have room in their pages, and nobody waits."""
-        count, last, scheduler = len(under_way), under_way[-1], self.scheduler
+        in the device's memory, have room in their pages, and no request waits."""
+        count, last, scheduler = len(running), running[-1], self.scheduler
         if last.made.picked is None or self._thread is None or self._closed or self._guests:
             return False
         if scheduler.waiting or len(scheduler.running) != len(last.parts):
