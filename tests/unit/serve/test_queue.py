@@ -6,13 +6,17 @@ import asyncio
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from smelt.dtype import Array
 from smelt.errors import RunError
+from smelt.model import LoadedModel
+from smelt.serve import opening
+from smelt.serve.config import ModelConfig
 from smelt.serve.problems import BusyError, DeadlineError, UnavailableError
 from smelt.serve.queue import Limits, ModelQueue
 from smelt.stop import Cancel
@@ -223,3 +227,17 @@ def test_random_traffic_gives_everybody_their_own(seed: int) -> None:
         await asyncio.gather(*(ask(i, n) for i, n in enumerate(sizes)))
 
     play(work())
+
+
+@pytest.mark.parametrize(("first", "calls"), [(2 * opening.LONG, 1), (0.0, 6)])
+def test_a_long_first_call_is_the_whole_warm_up(first: float, calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[float] = []
+
+    def seconds(*_: Any) -> float:
+        ran.append(0.0 if ran else first)
+        return ran[-1]
+
+    monkeypatch.setattr(opening, "_samples", lambda *_: {"x": np.zeros(1)})
+    monkeypatch.setattr(opening, "_seconds", seconds)
+    opening.warm_up("m", Path("m.onnx"), ModelConfig(path="m.onnx"), cast(LoadedModel, None))
+    assert len(ran) == calls
