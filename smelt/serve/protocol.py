@@ -39,6 +39,7 @@ class LimitedProtocol(HttpToolsProtocol):
     _received = 0
     _in_head = False
     _body: list[bytes] | None = None  # of a request that may be answered directly
+    _had_direct = False  # whether what arrived last held one
     _idle_since: float | None = None  # on the loop's clock; None: a request is being read or answered
     on_lost: Callable[[], object] | None = None  # of the request that runs; pipelined ones wait
 
@@ -50,6 +51,7 @@ class LimitedProtocol(HttpToolsProtocol):
         cycle: Any = self.cycle  # None before the first request
         if cycle is None or cycle.response_complete:
             self._in_head = True
+        self._had_direct = False
         super().data_received(data)
         if self._body is not None:
             self._begin_held(complete=False)
@@ -82,6 +84,7 @@ class LimitedProtocol(HttpToolsProtocol):
         cycle: Any = self.cycle
         return (
             self.direct is not None
+            and not self._had_direct  # pipelined ones take turns with other clients'
             and (cycle is None or cycle.response_complete)
             and self.parser.get_method() == b"POST"
             and not self.parser.should_upgrade()
@@ -135,7 +138,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if accepted is None:
             return False
         body = b"".join(self._body or ())
-        self._body = None
+        self._body, self._had_direct = None, True
         keep_alive = self.parser.should_keep_alive() and self.parser.get_http_version() != "1.0"
         self.cycle = reply = Reply(self, keep_alive)  # type: ignore[assignment]
         client = self._forwarded_client() if b"x-forwarded-for" in headers else self.client

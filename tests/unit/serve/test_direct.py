@@ -148,6 +148,21 @@ def test_pipelined_requests_are_answered_in_their_order(client: Client) -> None:
     assert re.findall(rb"HTTP/1.1 (\d+)", found) == [b"400", b"200"] * 3
 
 
+def test_pipelined_requests_let_others_in_between(client: Client) -> None:
+    wire = Wire(client)
+    order: list[str] = []
+
+    async def both() -> None:
+        wire.protocol.data_received(request() * 3)
+        client.loop.call_soon(order.append, "another client")
+        order.extend(["answer"] * wire.sent.count(b"HTTP/1.1 200"))
+        while wire.sent.count(b"HTTP/1.1 200") < 3:
+            await asyncio.sleep(0.001)
+
+    client.run(both())
+    assert order in (["another client"], ["answer", "another client"])
+
+
 def test_a_chunked_body(client: Client) -> None:
     data = json.dumps(JSON).encode()
     parts = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (data[:100], data[100:], b""))
