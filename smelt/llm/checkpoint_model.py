@@ -19,7 +19,7 @@ from smelt.llm.config import PAGE
 from smelt.llm.engine import SEQUENCES, Engine
 from smelt.llm.language_model import LanguageModel
 from smelt.llm.memory import check_memory, check_sequences, choose_context, plan_pages
-from smelt.llm.native_step import NativeStep
+from smelt.llm.native_step import NativeStep, bind_step
 
 # What compiles is imported when it is called: a step may be in the cache.
 find_platform = call_later("smelt.engine", "platform")
@@ -92,7 +92,7 @@ def _make_step(checkpoint: Checkpoint, device: str, engine: str, precision: str)
     if _is_native(device, engine) and (key := step_cache.key_of(checkpoint, precision)) is not None:
         found = step_cache.find(key, partial(store_step, checkpoint, precision))
         if found is not None:
-            return NativeStep(found.prepare(checkpoint.weights), precision, "native on cpu")
+            return bind_step(found, checkpoint, precision, "native on cpu")
     made: Stepping = make_step(checkpoint, device, engine, precision)
     return made
 

@@ -6,7 +6,15 @@ from collections.abc import Callable
 
 from smelt.dtype import Array
 from smelt.llm.batch import CHUNK, Batch, HostRows, Pools
+from smelt.llm.checkpoint import Checkpoint
 from smelt.run.executable import NativeExecutable
+
+
+def bind_step(executable: NativeExecutable, checkpoint: Checkpoint, precision: str, platform: str) -> NativeStep:
+    """A step with a checkpoint's weights, packed; the file's own pages are given back."""
+    bound = executable.prepare(checkpoint.weights)
+    checkpoint.weights.release()
+    return NativeStep(bound, precision, platform)
 
 
 class NativeStep:

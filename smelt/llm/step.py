@@ -6,6 +6,7 @@ there every size is rounded up to a power of two and the padding is neither writ
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any
@@ -28,7 +29,7 @@ from smelt.llm.batch import CHUNK, Batch, HostRows, Pools, Rows, Stepping
 from smelt.llm.checkpoint import Checkpoint
 from smelt.llm.config import PAGE, Config
 from smelt.llm.decoder import Decoder, Picked
-from smelt.llm.native_step import NativeStep
+from smelt.llm.native_step import NativeStep, bind_step
 from smelt.llm.paged import pool_texts
 from smelt.run.executable import NativeExecutable
 from smelt.tensor.instantiate import instantiate
@@ -45,7 +46,11 @@ def make_step(checkpoint: Checkpoint, device: str, engine: str, precision: str) 
     if type(platform.engine) is NativeEngine and (key := step_cache.key_of(checkpoint, precision)) is not None:
         build = build_step(checkpoint, precision)
         step_cache.keep(key, store_build(build), checkpoint.name)
-        return NativeStep(build.executable.prepare(checkpoint.weights), precision, str(platform))
+        # What was kept holds no program, so that what compiling took is given back.
+        executable = step_cache.find(key, partial(store_step, checkpoint, precision)) or build.executable
+        del build
+        gc.collect()
+        return bind_step(executable, checkpoint, precision, str(platform))
     bound = compile_step(checkpoint, platform, precision).prepare(checkpoint.weights)
     checkpoint.weights.release()  # the engine has them packed
     compiled = bound.compiled

@@ -147,3 +147,14 @@ def test_released_weights_are_read_again(tmp_path: Path) -> None:
     for name in weights:
         np.testing.assert_array_equal(before[name], want[name])
         np.testing.assert_array_equal(weights[name].numpy(), want[name])
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="Linux says which pages of a mapping are in memory")
+def test_pages_of_the_file_are_given_back(tmp_path: Path) -> None:
+    """Weights are packed when they are bound: compiled now, and found in the cache of compiled steps."""
+    path = tmp_path / "model.gguf"
+    write_gguf(path, CASES["llama"])
+    for _ in range(2):
+        with smelt.llm.load(path, engine="native"):
+            mapped = Path("/proc/self/smaps").read_text().partition(str(path))[2]
+            assert int(mapped.partition("Rss:")[2].split()[0]) == 0
