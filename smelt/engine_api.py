@@ -215,7 +215,9 @@ def choose(name: str, engines: Sequence[Engine[P_contra]]) -> Engine[P_contra]:
             if engine.missing() is None:
                 return engine
         reasons = [f"{engine.name}: {engine.missing()}" for engine in engines]
-        raise UnsupportedError("no engine can run here", got="; ".join(reasons))
+        raise UnsupportedError(
+            "no engine can run here", got="; ".join(reasons), remedy='install what an engine needs, or device="cpu"'
+        )
     for engine in engines:
         if engine.name == name:
             reason = engine.missing()

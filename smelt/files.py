@@ -32,7 +32,9 @@ def open_regular(path: str | os.PathLike[str], flags: int = 0) -> int:
         _check_regular(path, os.stat(path).st_mode)  # opening a device can have effects of its own
         descriptor = os.open(path, os.O_RDONLY | _NO_WAIT | flags)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise FileError(f"cannot read {path}", got=_reason(error)) from error
+        raise FileError(
+            f"cannot read {path}", got=_reason(error), remedy="check the path and its permissions"
+        ) from error
     try:
         _check_regular(path, os.fstat(descriptor).st_mode)  # it may have been replaced since the first check
     except BaseException:
@@ -47,11 +49,18 @@ def read_bytes(path: str | os.PathLike[str], most: int | None = None) -> bytes:
     try:
         size = os.fstat(descriptor).st_size
         if most is not None and size > most:
-            raise FileError(f"{path} is too large", expected=f"at most {most} bytes", got=size)
+            raise FileError(
+                f"{path} is too large",
+                expected=f"at most {most} bytes",
+                got=size,
+                remedy="check that it is the file that you mean",
+            )
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             return file.read() if most is None else file.read(most)
     except OSError as error:
-        raise FileError(f"cannot read {path}", got=_reason(error)) from error
+        raise FileError(
+            f"cannot read {path}", got=_reason(error), remedy="check the path and its permissions"
+        ) from error
     except (MemoryError, OverflowError) as error:
         raise FileError(
             f"cannot read {path}: no memory left",
@@ -85,7 +94,9 @@ def write_atomically(path: str | os.PathLike[str], pieces: Iterable[bytes | memo
                 os.unlink(part)
             raise
     except (OSError, ValueError) as error:
-        raise FileError(f"cannot write {path}", got=_reason(error)) from error
+        raise FileError(
+            f"cannot write {path}", got=_reason(error), remedy="choose a folder that you may write to, with free space"
+        ) from error
     _sync(folder)
     sweep(folder, rf"\.{re.escape(name)}-[0-9a-f]{{16}}\.part")
     return total
@@ -125,7 +136,7 @@ def _create(folder: str, name: str, mode: int) -> tuple[str, int]:
 def _check_regular(path: str | os.PathLike[str], mode: int) -> None:
     if not stat.S_ISREG(mode):
         got = _KINDS.get(stat.S_IFMT(mode), "something else")
-        raise FileError(f"{path} is no regular file", expected="a regular file", got=got)
+        raise FileError(f"{path} is no regular file", expected="a regular file", got=got, remedy="give a file")
 
 
 def _reason(error: Exception) -> object:

@@ -86,7 +86,12 @@ class Runtime:
     def set_threads(self, count: int) -> None:
         """Set the number of threads. Waits for a running parallel step."""
         if not 1 <= count <= MAX_THREADS:
-            raise DeviceError("the number of threads is out of range", expected=f"1 to {MAX_THREADS}", got=count)
+            raise DeviceError(
+                "the number of threads is out of range",
+                expected=f"1 to {MAX_THREADS}",
+                got=count,
+                remedy="SMELT_THREADS or set_threads with one of these",
+            )
         spin = SPIN if count <= cores() else 0  # spinning on a shared core would delay the thread that has work
         failed = self.released.smelt_set_threads(count, spin)
         if failed:

@@ -53,7 +53,12 @@ class Checkpoint:
     def with_cache(self, name: str) -> Checkpoint:
         """The same with another type of keys and values in memory."""
         if name not in CACHES:
-            raise UnsupportedError("unknown type of keys and values", expected=", ".join(CACHES), got=name)
+            raise UnsupportedError(
+                "unknown type of keys and values",
+                expected=", ".join(CACHES),
+                got=name,
+                remedy=f"cache={next(iter(CACHES))!r}",
+            )
         return replace(self, config=replace(self.config, cache=dtype(name)))
 
     @property
@@ -117,9 +122,19 @@ def open(path: str | Path, context: int | None = None) -> Checkpoint:
     if path.is_dir():
         return _folder(path, context)
     if not path.is_file():
-        raise FileError("no such file or folder", expected="a Hugging Face folder or a .gguf file", got=path)
+        raise FileError(
+            "no such file or folder",
+            expected="a Hugging Face folder or a .gguf file",
+            got=path,
+            remedy="check the path; smelt pull ORGANISATION/NAME downloads a model, smelt pull lists them",
+        )
     if path.suffix.lower() != ".gguf":
-        raise UnsupportedError("not a language model", expected="a Hugging Face folder or a .gguf file", got=path.name)
+        raise UnsupportedError(
+            "not a language model",
+            expected="a Hugging Face folder or a .gguf file",
+            got=path.name,
+            remedy=f"smelt run {path} for other models",
+        )
     return _gguf(path, context)
 
 

@@ -109,7 +109,12 @@ def load_encoder(folder: Path, said: dict[str, Any], device: str, engine: str, c
     config = read_encoder(said, str(folder / "config.json"))
     pooling = read_pooling(folder)
     if context is not None and not 1 <= context <= config.context:
-        raise RunError("the model was not made for such a context", expected=f"1 to {config.context}", got=context)
+        raise RunError(
+            "the model was not made for such a context",
+            expected=f"1 to {config.context}",
+            got=context,
+            remedy=f"context={config.context}, or less",
+        )
     weights, formats = encoder_weights(checkpoint.open(folder), config)
     model = instantiate(Encoder, weights, strict=True, config=config, formats=formats)
     facts = ("B >= 1", "S >= 1", f"S <= {config.context}")

@@ -20,13 +20,23 @@ def choose_context(config: Config, context: int | None) -> int:
     most = config.longest
     wanted = min(most, DEFAULT_CONTEXT) if context is None else context
     if type(wanted) is not int or not 1 <= wanted <= most:
-        raise RunError("the model was not made for such a context", expected=f"1 to {most} tokens", got=context)
+        raise RunError(
+            "the model was not made for such a context",
+            expected=f"1 to {most} tokens",
+            got=context,
+            remedy=f"context={most}, or less",
+        )
     return wanted
 
 
 def check_sequences(sequences: int) -> None:
     if type(sequences) is not int or not 1 <= sequences <= CHUNK:
-        raise RunError("sequences that are computed at once", expected=f"1 to {CHUNK}", got=sequences)
+        raise RunError(
+            "sequences that are computed at once",
+            expected=f"1 to {CHUNK}",
+            got=sequences,
+            remedy=f"sequences={CHUNK}, or less",
+        )
 
 
 def plan_pages(name: str, config: Config, context: int, weights: int, work: int, limit: int | None) -> int:

@@ -77,7 +77,12 @@ class Pooling:
         """What goes before every text: the prompt of a name, or the default one."""
         name = self.default if name is None else name
         if name is not None and name not in self.prompts:
-            raise RunError("no such prompt", expected=", ".join(self.prompts) or "none", got=name)
+            raise RunError(
+                "no such prompt",
+                expected=", ".join(self.prompts) or "none",
+                got=name,
+                remedy="leave the prompt out, or name one of these",
+            )
         return "" if name is None else self.prompts[name]
 
     def __call__(self, states: Array) -> Array:

@@ -117,13 +117,17 @@ def quantise(source: Path, target: Path, to: str, progress: Callable[[str], None
     no whole blocks stay as they are.
     """
     if to not in ENCODERS:
-        raise UnsupportedError("a format that is not written", expected=", ".join(ENCODERS), got=to)
+        raise UnsupportedError("a format that is not written", expected=", ".join(ENCODERS), got=to, remedy="--to q4_0")
     losses: list[Loss] = []
     if source.is_dir():
         _quantise_folder(source, target, to, progress, losses)
         return losses
     if source.suffix.lower() != ".gguf":
-        raise UnsupportedError(f"{source} cannot be quantised", expected="a GGUF file or a Hugging Face folder")
+        raise UnsupportedError(
+            f"{source} cannot be quantised",
+            expected="a GGUF file or a Hugging Face folder",
+            remedy='give the language model\'s .gguf file or folder; precision="int8" for other models',
+        )
     file = gguf.read(source)
 
     def tensor(name: str) -> Tensor:
@@ -156,7 +160,9 @@ def _encoded(
         progress(name)
         dense = load().astype(np.float32)
         if not np.isfinite(dense).all():
-            raise FileError(f"{name} has elements that are no numbers", got="NaN or infinity")
+            raise FileError(
+                f"{name} has elements that are no numbers", got="NaN or infinity", remedy="download the model again"
+            )
         made = encode(row, dense)
         wrong = decode(row, made).astype(np.float64) - dense
         size = float(np.sqrt(np.mean(np.square(dense, dtype=np.float64))))

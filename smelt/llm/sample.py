@@ -55,7 +55,12 @@ class Sampling:
             whole = isinstance(low, int)
             fits = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
             if not fits or not low <= value <= high:
-                raise RunError(f"{name} is out of range", expected=f"{low} to {high}", got=value)
+                raise RunError(
+                    f"{name} is out of range",
+                    expected=f"{low} to {high}",
+                    got=value,
+                    remedy=f"{name} within these bounds",
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +106,12 @@ class Sampler:
         given: Mapping[Any, Any] = sampling.logit_bias
         for token, bias in given.items():
             if not isinstance(token, int) or not 0 <= token < vocabulary or not isinstance(bias, int | float):
-                raise RunError("logit_bias names tokens", expected=f"0 to {vocabulary - 1} → number", got={token: bias})
+                raise RunError(
+                    "logit_bias names tokens",
+                    expected=f"0 to {vocabulary - 1} → number",
+                    got={token: bias},
+                    remedy="leave it out, or name tokens of the vocabulary",
+                )
 
     @property
     def is_complete(self) -> bool:

@@ -57,14 +57,20 @@ def resolve(path: str | Path) -> Path:
         raise FileError(f"{name} is not complete", where=folder, remedy=f"smelt pull {name}")
     if len(parts) == 3:
         if not (folder / parts[2]).is_file():
-            raise FileError(f"{name} has no file {parts[2]!r}", expected=", ".join(models_in(folder)) or name)
+            raise FileError(
+                f"{name} has no file {parts[2]!r}",
+                expected=", ".join(models_in(folder)) or name,
+                remedy=f"smelt pull {name}",
+            )
         return folder / parts[2]
     if (folder / "config.json").is_file() and not any(each.suffix == ".gguf" for each in folder.iterdir()):
         return folder
     found = models_in(folder)
     if len(found) != 1:
         raise FileError(
-            f"{name} has {len(found)} models", expected=", ".join(f"{name}/{each}" for each in found) or "one"
+            f"{name} has {len(found)} models",
+            expected=", ".join(f"{name}/{each}" for each in found) or "one",
+            remedy="name one of them",
         )
     return folder / found[0]
 

@@ -84,16 +84,24 @@ def verify(path: str | Path) -> tuple[str, int]:
                 stated = record.pop("hash")
                 previous = record["previous"]
             except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise FileError(f"{path}: line {count} is no record", got=repr(line[:80])) from error
+                raise FileError(
+                    f"{path}: line {count} is no record",
+                    got=repr(line[:80]),
+                    remedy="compare with a copy of the log from before the line",
+                ) from error
             if previous != last:
                 raise FileError(
                     f"{path}: the chain is broken at line {count}",
                     expected=f"previous {last[:16]}…",
                     got=f"{str(previous)[:16]}…: a line before it was changed or removed",
+                    remedy="compare with a copy of the log from before the line",
                 )
             if _digest(record) != stated:
                 raise FileError(
-                    f"{path}: line {count} was changed", expected=f"hash {_digest(record)[:16]}…", got=stated
+                    f"{path}: line {count} was changed",
+                    expected=f"hash {_digest(record)[:16]}…",
+                    got=stated,
+                    remedy="compare with a copy of the log from before the line",
                 )
             last = stated
     return last, count

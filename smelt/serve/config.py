@@ -165,14 +165,19 @@ def convert(said: Mapping[str, Any], kind: type[T], where: str) -> T:
         return msgspec.convert(said, kind)
     except msgspec.ValidationError as error:
         fields = ", ".join(kind.__struct_fields__)
-        raise FileError(f"{where}: a setting is wrong", expected=f"one of {fields}", got=error) from error
+        raise FileError(
+            f"{where}: a setting is wrong",
+            expected=f"one of {fields}",
+            got=error,
+            remedy="docs/serving.md lists the settings",
+        ) from error
 
 
 def _read_toml(path: str) -> dict[str, Any]:
     try:
         return tomllib.loads(read_bytes(path).decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FileError(f"{path} is no TOML file", got=error) from error
+        raise FileError(f"{path} is no TOML file", got=error, remedy="mend it at the line that is named") from error
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
@@ -204,4 +209,6 @@ def _number(text: str) -> Any:
 
 
 def _wrong(where: str, field: str, expected: str, got: object) -> FileError:
-    return FileError(f"{where}: {field} is wrong", expected=expected, got=got)
+    return FileError(
+        f"{where}: {field} is wrong", expected=expected, got=got, remedy="docs/serving.md lists the settings"
+    )

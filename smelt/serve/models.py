@@ -144,7 +144,9 @@ class Catalogue:
             versions[version.version] = version
         if not self._models:
             raise FileError(
-                "there is nothing to serve", expected="model files, folders of language models, repositories"
+                "there is nothing to serve",
+                expected="model files, folders of language models, repositories",
+                remedy="smelt serve MODEL.onnx",
             )
 
     def _scan(self) -> list[Version]:
@@ -396,6 +398,7 @@ def find(config: ModelConfig) -> list[Version]:
     raise UnsupportedError(
         f"{path} cannot be served",
         expected=f"a file {', '.join(FILES)}, .gguf, a folder with config.json, or a repository NAME/VERSION/model.*",
+        remedy="check the path; smelt inspect says what a file is",
     )
 
 
@@ -414,7 +417,12 @@ def _in_folder(config: ModelConfig, folder: Path) -> list[Version]:
         if place.is_dir() and place.name.isdecimal():
             models = [place] if _is_model(place) else [each for each in sorted(place.iterdir()) if _is_model(each)]
             if len(models) > 1:
-                raise FileError(f"{place} has several models", expected="one", got=", ".join(m.name for m in models))
+                raise FileError(
+                    f"{place} has several models",
+                    expected="one",
+                    got=", ".join(m.name for m in models),
+                    remedy="leave one of them in the folder",
+                )
             found += [_version(config, name, place.name, each) for each in models]
     return found
 

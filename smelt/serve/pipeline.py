@@ -78,7 +78,12 @@ def read_steps(config: ModelConfig, path: Path) -> Steps:
     if path.suffix == SUFFIX:
         listed = getattr(_import(path), LIST, None)
         if not isinstance(listed, list | tuple) or not listed:
-            raise FileError(f"{path} has no steps", expected=f'{LIST} = [function, "model", …]', got=repr(listed)[:80])
+            raise FileError(
+                f"{path} has no steps",
+                expected=f'{LIST} = [function, "model", …]',
+                got=repr(listed)[:80],
+                remedy=f"{LIST} = [function, …] at the end of the file",
+            )
         return [(_as_step(each, path), StepConfig()) for each in listed]
     if any(each.python for each in config.steps) and not config.trusted:
         raise UnsupportedError(
@@ -95,17 +100,26 @@ def _as_step(each: Any, path: Path) -> PythonStep | ModelStep:
     raise FileError(
         f"{path}: {each!r} is no step",
         expected="a function with @smelt.serve.step.step, a model's name, or use(…)",
+        remedy="put @step(…) above the function",
     )
 
 
 def _read_step(said: StepConfig, folder: Path) -> PythonStep | ModelStep:
     if bool(said.python) == bool(said.model):
-        raise FileError(f"{folder}: a step is wrong", expected='python = "FILE.py:FUNCTION" or model = "NAME"')
+        raise FileError(
+            f"{folder}: a step is wrong",
+            expected='python = "FILE.py:FUNCTION" or model = "NAME"',
+            remedy="give one of the two",
+        )
     if said.model:
         return ModelStep(said.model)
     file, _, name = said.python.rpartition(":")
     if not file:
-        raise FileError(f"{folder}: {said.python!r} is no step", expected='python = "FILE.py:FUNCTION"')
+        raise FileError(
+            f"{folder}: {said.python!r} is no step",
+            expected='python = "FILE.py:FUNCTION"',
+            remedy="name the function behind a colon",
+        )
     found = getattr(_import(folder / file), name, None)
     if not isinstance(found, PythonStep):
         raise FileError(
@@ -119,7 +133,7 @@ def _read_step(said: StepConfig, folder: Path) -> PythonStep | ModelStep:
 def _import(path: Path) -> Any:
     """A Python file as a module that nothing else imports; a changed file is read again."""
     if not path.is_file():
-        raise FileError("no such file", got=path)
+        raise FileError("no such file", got=path, remedy="check the path in the configuration")
     spec = importlib.util.spec_from_file_location(f"smelt_pipeline_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
@@ -129,7 +143,11 @@ def _import(path: Path) -> Any:
     except SmeltError:
         raise
     except Exception as error:  # the author's code
-        raise FileError(f"{path} cannot be imported", got=f"{type(error).__name__}: {error}") from error
+        raise FileError(
+            f"{path} cannot be imported",
+            got=f"{type(error).__name__}: {error}",
+            remedy="run the file with python to see the error",
+        ) from error
     return module
 
 
@@ -168,13 +186,17 @@ def _stage(each: PythonStep | ModelStep, said: StepConfig, models: Mapping[str, 
     else:
         served = models[each.name]
         if served.queue is None:
-            raise UnsupportedError(f"{each.name} is a language model and no step of a pipeline")
+            raise UnsupportedError(
+                f"{each.name} is a language model and no step of a pipeline", remedy="serve it beside the pipeline"
+            )
         inputs, outputs = ({p.name: _value(p) for p in ports} for ports in (served.inputs, served.outputs))
         takes, gives = {**each.inputs, **said.inputs}, {**each.outputs, **said.outputs}
     for given, real, what in ((takes, inputs, "input"), (gives, outputs, "output")):
         unknown = [name for name in given if name not in real]
         if unknown:
-            raise ShapeError(f"{each.name} has no {what} {unknown[0]!r}", expected=", ".join(real))
+            raise ShapeError(
+                f"{each.name} has no {what} {unknown[0]!r}", expected=", ".join(real), remedy="use one of these names"
+            )
     return Stage(
         each,
         {name: takes.get(name, name) for name in inputs},
@@ -225,7 +247,12 @@ def _prove(need: Value, have: tuple[Value, str], own: str, where: str, bound: Ma
 
 def _misfit(need: Value, have: tuple[Value, str], own: str, where: str, why: str) -> ShapeError:
     given, origin = have
-    return ShapeError(f"{where}: the input {own!r} does not fit: {why}", expected=need, got=f"{given} from {origin}")
+    return ShapeError(
+        f"{where}: the input {own!r} does not fit: {why}",
+        expected=need,
+        got=f"{given} from {origin}",
+        remedy="convert the value in a Python step before it",
+    )
 
 
 def _with_sizes(value: Value, bound: dict[str, Size], fresh: _Fresh) -> Value:

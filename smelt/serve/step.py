@@ -38,7 +38,9 @@ def parse_value(text: str) -> Value:
     """`f32[B, 3, 2*H]` or `str[B]`."""
     found = _TEXT.fullmatch(text)
     if found is None:
-        raise ShapeError("no shape", expected="an element type and sizes, e.g. f32[B, 64]", got=text)
+        raise ShapeError(
+            "no shape", expected="an element type and sizes, e.g. f32[B, 64]", got=text, remedy='@step(x="f32[B, 64]")'
+        )
     sizes = [part.strip() for part in found[2].split(",")] if found[2].strip() else []
     strings = found[1] == "str"
     return Value(Shape("i32" if strings else found[1], *(int(s) if s.isdecimal() else s for s in sizes)), strings)
