@@ -56,6 +56,8 @@ def described(file: Path) -> dict[str, Any]:
 def print_described(record: Mapping[str, Any]) -> None:
     facts = []
     for name, value in record.items():
+        if value in (None, [], {}):
+            continue
         shown = [f"{key}: {each}" for key, each in value.items()] if isinstance(value, dict) else value
         text = "\n".join(map(str, shown)) if isinstance(shown, list) else str(shown)
         facts.append((name, bytes_text(value) if name == "bytes" else text))

@@ -157,5 +157,6 @@ def _show(record: dict[str, Any], verbose: bool) -> None:
         scope = f" for {', '.join(limits)}" if limits else ""
         count = len(record["assumed"])
         under = f" under {count} assumption{'s' if count > 1 else ''}" if count else ""
-        what = f"{record['functions']} functions, {record['ops']} ops: every constraint holds{under}{scope}"
+        count = record["functions"]
+        what = f"{count} function{'s' if count != 1 else ''}, {record['ops']} ops: every constraint holds{under}{scope}"
         print(f"{record['model']}: {what}")

@@ -39,7 +39,10 @@ def compile_model(
 ) -> None:
     if output.suffix.lower() != SUFFIX:
         raise SmeltError(
-            "a bundle needs its ending", expected=f"FILE{SUFFIX}", got=output, remedy=f"-o {output.with_suffix(SUFFIX)}"
+            "a bundle needs its ending",
+            expected=f"FILE{SUFFIX}",
+            got=output,
+            remedy=f"-o {output.with_suffix(SUFFIX)}, or --standalone for an executable or a C library",
         )
     check_folder(output)
     start = time.perf_counter()

@@ -126,7 +126,11 @@ async def _metadata(client: AsyncClient, name: str) -> dict[str, Any] | None:
             raise
     served = json.loads(await client.send("GET", "/v1/models", b"", {}, PATIENCE))
     if name not in [row["id"] for row in served["data"]]:
-        raise RunError(f"the server has no model {name!r}", expected=", ".join(row["id"] for row in served["data"]))
+        raise RunError(
+            f"the server has no model {name!r}",
+            expected=", ".join(row["id"] for row in served["data"]),
+            remedy="--model with one of these",
+        )
     return None
 
 

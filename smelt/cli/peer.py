@@ -145,7 +145,8 @@ def serve(engines: dict[str, Open]) -> None:
         named: dict[str, Any] = {str(i): _plain(output) for i, output in enumerate(outputs)}
         np.savez(job["outputs"], **named)
     except (ImportError, MissingError) as error:
-        _reply(replies, {"missing": str(error)})
+        package = getattr(error, "name", None)  # of a package that is not installed
+        _reply(replies, {"missing": f"{error}: pip install {package}" if package else str(error)})
         return
     except Exception as error:  # any error of an engine is reported
         _reply(replies, {"error": f"{type(error).__name__}: {error}"[:2000]})

@@ -139,8 +139,8 @@ def _print(console: Console, found: Tuning) -> None:
         console.print("all schedules of this model's kernels were measured before")
     elif found.enough is not None:
         console.print(
-            f"{found.seconds:.0f} s are too short to compare the whole program: {found.tries} schedules were measured, "
-            f"and a later run goes on from there; --seconds {found.enough} would do",
+            f"too short to compare the whole program: {found.tries} schedules were measured in {found.seconds:.0f} s; "
+            f"--seconds {found.enough} would do, and a later run goes on from there",
             style="yellow",
         )
     elif found.whole is None:
