@@ -50,8 +50,8 @@ class Timed:
         self.launches: list[tuple[Any, ...]] = []
 
     def __enter__(self) -> Timed:
-        def launch(*given: Any) -> None:
-            self.plain(*given)
+        def launch(*given: Any, **more: Any) -> None:
+            self.plain(*given, **more)
             self.launches.append(given)
 
         self.driver.launch = launch

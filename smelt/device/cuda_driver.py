@@ -140,7 +140,16 @@ class CudaDriver:
         answer = self._cuda.cuModuleGetFunction(module, name.encode())
         return None if _short(answer[0]) == "NOT_FOUND" else _checked(answer, "finding a kernel")
 
-    def launch(self, function: Any, blocks: int, threads: int, arguments: Sequence[int], shared: int = 0) -> None:
+    def launch(
+        self,
+        function: Any,
+        blocks: int,
+        threads: int,
+        arguments: Sequence[int],
+        shared: int = 0,
+        *,
+        overlap: bool = False,
+    ) -> None:
         self._enter()
         if shared > ALWAYS and self._shared.get(int(function), 0) < shared:
             most = self._cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -149,7 +158,26 @@ class CudaDriver:
         values = np.array(arguments, np.int64)
         table = values.ctypes.data + 8 * np.arange(len(arguments), dtype=np.int64)
         sizes = (blocks, 1, 1, threads, 1, 1, shared)
-        _checked(self._cuda.cuLaunchKernel(function, *sizes, self._here, int(table.ctypes.data), 0), "a launch")
+        if overlap:
+            config = self._overlapping(*sizes)
+            _checked(self._cuda.cuLaunchKernelEx(config, function, int(table.ctypes.data), 0), "a launch")
+        else:
+            _checked(self._cuda.cuLaunchKernel(function, *sizes, self._here, int(table.ctypes.data), 0), "a launch")
+
+    def _overlapping(self, *sizes: int) -> Any:
+        """The configuration of a launch that may begin before the one in front of it ends."""
+        api = self._cuda
+        value = api.CUlaunchAttributeValue()
+        value.programmaticStreamSerializationAllowed = 1
+        attribute = api.CUlaunchAttribute()
+        attribute.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value = value
+        config = api.CUlaunchConfig()
+        names = ("gridDimX", "gridDimY", "gridDimZ", "blockDimX", "blockDimY", "blockDimZ", "sharedMemBytes")
+        for name, size in zip(names, sizes, strict=True):
+            setattr(config, name, size)
+        config.hStream, config.attrs, config.numAttrs = self._here, [attribute], 1
+        return config
 
     def describe(self, function: Any) -> dict[str, Any]:
         """The name of a kernel, and what a thread and a block of it take."""

@@ -22,8 +22,18 @@ class Driver(Protocol):
         """A kernel of a module; None where it has no such kernel."""
         ...
 
-    def launch(self, function: Any, blocks: int, threads: int, arguments: Sequence[int], shared: int = 0) -> None:
-        """Run a kernel. Every argument has 64 bits. `shared`: bytes of memory of a block."""
+    def launch(
+        self,
+        function: Any,
+        blocks: int,
+        threads: int,
+        arguments: Sequence[int],
+        shared: int = 0,
+        *,
+        overlap: bool = False,
+    ) -> None:
+        """Run a kernel. Every argument has 64 bits. `shared`: bytes of memory of a block. `overlap`: it may begin
+        before the launch in front of it ends, for which it waits itself."""
         ...
 
     def allocate(self, count: int) -> int:

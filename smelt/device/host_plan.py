@@ -24,6 +24,7 @@ MOST_SCRATCH = 256 << 20  # bytes of one launch
 MOST_BYTES = 1 << 50  # of one buffer of data-dependent size: more is a mistake
 LIMIT = 1 << 63
 NOT_TAKEN = 0  # what a division by 0 gives: it is in a branch that is not taken
+OVERLAP = False  # launches that wait themselves for the one before begin before it ends
 STRAIGHT = ("launch", "copy", "ensure")  # steps that do not depend on data
 
 
@@ -142,6 +143,7 @@ class Run:
     held: dict[int, int] = field(default_factory=dict)  # bytes of buffers of data-dependent size
     memory: int = 0  # of launches: saved variables and scratch
     memory_bytes: int = 0
+    follows: bool = False  # the last thing that was done is a launch of this call
 
     def __post_init__(self) -> None:
         self.numbers = list(self.sized.numbers)
@@ -173,7 +175,9 @@ class Run:
     # -- steps --
 
     def steps(self, steps: Sequence[Mapping[str, Any]]) -> None:
+        self.follows = False
         for step in steps:
+            self.follows = self.follows and step["do"] == "launch"
             match step["do"]:
                 case "launch":
                     self.launch(step["launches"])
@@ -204,7 +208,9 @@ class Run:
                 arguments = [self.buffers[i] for i in each["buffers"]]
                 arguments += [self.numbers[i] for i in each["sizes"]]
                 function = self.program.functions[each["function"]]
-                self.driver.launch(function, blocks, each["threads"], [*arguments, self.memory], each["shared"])
+                given = blocks, each["threads"], [*arguments, self.memory], each["shared"]
+                self.driver.launch(function, *given, overlap=OVERLAP and each["awaits"] and self.follows)
+                self.follows = True
 
     def blocks(self, launch: Mapping[str, Any]) -> int:
         """How many blocks a launch gets; 0: there is nothing to do."""

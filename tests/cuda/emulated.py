@@ -91,7 +91,16 @@ class EmulatedDriver:
     def function(self, module: Any, name: str) -> Any:
         return getattr(module, f"emulate_{name}", None)
 
-    def launch(self, function: Any, blocks: int, threads: int, arguments: Sequence[int], shared: int = 0) -> None:
+    def launch(
+        self,
+        function: Any,
+        blocks: int,
+        threads: int,
+        arguments: Sequence[int],
+        shared: int = 0,
+        *,
+        overlap: bool = False,
+    ) -> None:
         assert shared <= 227 << 10, "more shared memory than a block has"
         self.launches += 1
         function(blocks, threads, (ctypes.c_longlong * len(arguments))(*arguments))
@@ -137,7 +146,7 @@ class EmulatedDriver:
         graph: list[Callable[[], None]] = []
         plain = {name: getattr(self, name) for name in ("launch", "move")}
         for name, call in plain.items():
-            setattr(self, name, lambda *given, call=call: graph.append(partial(call, *given)))
+            setattr(self, name, lambda *given, call=call, **more: graph.append(partial(call, *given, **more)))
         work()
         for name in plain:
             delattr(self, name)

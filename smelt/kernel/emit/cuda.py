@@ -35,6 +35,11 @@ PRELUDE = "\n".join(
         "#define __builtin_expect(x, y) (x)",
         "#define __builtin_memcpy memcpy",
         "#define LANES",
+        "#if __CUDA_ARCH__ >= 900",  # the next launch may begin, if it waits itself for what this one writes
+        '#define SMELT_RELEASE() asm volatile("griddepcontrol.launch_dependents;")',
+        "#else",
+        "#define SMELT_RELEASE()",
+        "#endif",
         "",
     )
 )

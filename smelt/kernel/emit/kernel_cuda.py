@@ -6,6 +6,7 @@ are shared; everything else runs in all threads alike, and the first one stores.
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass, field
 
@@ -68,6 +69,7 @@ class Launched:
     saved: int
     scratch: int
     shared: int = 0  # bytes of shared memory beside what the function declares
+    weights: int | None = None  # the buffer that it reads before it waits itself for the launch in front of it
 
 
 @dataclass(slots=True)
@@ -123,7 +125,8 @@ class StagePrinter(Printer):
         parameters.append("char *const smelt_memory")
         head = f'extern "C" __global__ void __launch_bounds__({stage.threads}) {self.name}({", ".join(parameters)}) {{'
         lane = {"thread": "0", "warp": f"(int)(threadIdx.x % {WARP})", "block": "(int)threadIdx.x"}[stage.group]
-        return "\n".join([head, f"  const int {LANE} = {lane}; (void){LANE};", *self.locals.values(), *lines, "}"])
+        start = [f"  const int {LANE} = {lane}; (void){LANE};", "  SMELT_RELEASE();"]
+        return "\n".join([head, *start, *self.locals.values(), *lines, "}"])
 
     def launched(self) -> Launched:
         stage = self.stage
@@ -140,7 +143,19 @@ class StagePrinter(Printer):
             self.saved_bytes,
             stage.scratch,
             stage.shared if stage.stages else 0,
+            self.weights,
         )
+
+    @property
+    def weights(self) -> int | None:
+        """The right operand of the only product, if nothing is read before it."""
+        first = [*self.stage.before, *itertools.takewhile(lambda each: not isinstance(each, Mma), self.stage.body)]
+        products = [each for each in walk_statements(self.stage.body) if isinstance(each, Mma)]
+        if len(products) != 1 or products[0].form not in FEW_TENSOR or products[0] not in self.stage.body:
+            return None
+        plain = all(isinstance(each, Let | Tile) for each in first) and not reads_from(first)
+        array = products[0].b.place.array
+        return array if plain and isinstance(array, int) else None
 
     @property
     def at_once(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from smelt import abi
@@ -25,11 +26,12 @@ from smelt.kernel.plan.plan import (
     Repeat,
     Require,
     Step,
+    walk,
 )
 from smelt.size import substitute, symbol
 
 
-@dataclass(slots=True)
+@dataclass
 class PlanWriter:
     """One plan as plain data."""
 
@@ -106,6 +108,19 @@ class PlanWriter:
             case Ensure(checks):
                 return {"do": "ensure", "checks": list(checks)}
 
+    def _is_weight(self, buffer: int) -> bool:
+        """Whether nothing of the program writes a buffer."""
+        found = self.plan.buffers[buffer]
+        kept = found.kind == "constant" or (found.kind == "argument" and found.index not in self.plan.donated)
+        return kept and buffer not in self.written
+
+    @cached_property
+    def written(self) -> set[int]:
+        """The buffers that steps write."""
+        steps = [*walk(self.plan.steps)]
+        targets = {step.target for step in steps if isinstance(step, Copy)}
+        return targets.union(*(step.writes for step in steps if isinstance(step, Launch)))
+
     def _launch(self, launched: Launched, buffers: Sequence[int]) -> dict[str, Any]:
         return {
             "function": launched.function,
@@ -118,4 +133,5 @@ class PlanWriter:
             "saved": launched.saved,
             "scratch": launched.scratch,
             "shared": launched.shared,
+            "awaits": launched.weights is not None and self._is_weight(buffers[launched.weights]),
         }

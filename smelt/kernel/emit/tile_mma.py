@@ -24,6 +24,11 @@ inline void smelt_mma_sync(f32 *c, const ui32 *a, const ui32 *b) {
       " {%0, %1, %2, %3};" : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
+#if __CUDA_ARCH__ >= 900
+inline void smelt_await() { asm volatile("griddepcontrol.wait;" ::: "memory"); }  // for what earlier launches write
+#else
+inline void smelt_await() {}
+#endif
 inline ui32 smelt_shared_address(const void *at) { return (ui32)__cvta_generic_to_shared(at); }
 inline void smelt_copy_async(void *to, const void *from, int used) {  // 16 bytes, of which those not used are 0
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
@@ -145,7 +150,8 @@ template <int GROUPS, int TILES, class L> inline void smelt_few_rows(int lane, f
           }
     }
   };
-  load(held, 0);
+  load(held, 0);  // weights, which no launch writes
+  smelt_await();
   for (i64 turn = 0; turn < turns; turn += 2 * STEPS) {  // one half is multiplied while the other one is read
     load(next, turn + STEPS);
     multiply(held, turn);
