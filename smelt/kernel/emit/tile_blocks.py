@@ -45,9 +45,9 @@ SMELT_INLINE smelt_vector smelt_block_integers(smelt_bytes x) {{ return __builti
 #ifdef SMELT_BLOCK_VNNI
 SMELT_INLINE smelt_words smelt_block_dpbusd(smelt_words c, smelt_codes u, const i8 *x) {{
 #if defined(SMELT_USDOT)
-  c = smelt_usdot(c, (smelt_words)u, *(const smelt_word *)x + (smelt_words){{0}});
+  c = smelt_usdot(c, (smelt_words)u, (i32)*(const smelt_word *)x - (smelt_words){{0}});
 #elif defined(SMELT_ARM_DOT)
-  const smelt_words y = *(const smelt_word *)x + (smelt_words){{0}};
+  const smelt_words y = (i32)*(const smelt_word *)x - (smelt_words){{0}};
   c = smelt_sdot(c, smelt_move_unsigned((smelt_words)u), y) + smelt_sum_by_128(y);
 #elif defined(SMELT_BLOCK_SPREAD)
   __asm__("vpdpbusd %2%{{1to" SMELT_BLOCK_SPREAD "%}}, %1, %0" : "+v"(c) : "v"(u), "m"(*(const smelt_word *)x));

@@ -2,8 +2,9 @@
 
 `mma_text` writes the loops of any `PackedForm`. This one is int8: a is ui8, b is i8, sums are i32, and a lane takes
 four steps of K at once. With VNNI that is one instruction (vpdpbusd), and on Arm with i8mm (usdot); with dotprod alone
-a is moved to i8 and the difference added again (sdot); AVX2 and AVX-512 multiply pairs as i16 (vpmaddwd); other
-processors go lane by lane. All are exact and give the same bits. `emit.tile_bf16` has the other form.
+a is moved to i8 and the difference added again (sdot); AVX2, AVX-512 and WebAssembly multiply pairs as i16 (vpmaddwd,
+i32x4.dot_i16x8_s); other processors go lane by lane. All are exact and give the same bits. `emit.tile_bf16` has the
+other form.
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ typedef i16 smelt_shorts __attribute__((vector_size({bytes}), aligned(1), may_al
 #define SMELT_DOT __builtin_ia32_vpdpbusd256
 #elif !defined(SMELT_PLAIN) && (({bytes} == 64 && defined(__AVX512BW__)) || ({bytes} == 32 && defined(__AVX2__)))
 #define SMELT_MADDWD
+#elif !defined(SMELT_PLAIN) && {bytes} == 16 && defined(__wasm_simd128__)
+#define SMELT_MADDWD
 #endif
 #ifdef SMELT_VNNI
 typedef smelt_words smelt_mma_int8_left; typedef smelt_words smelt_mma_int8_right;
@@ -82,9 +85,13 @@ SMELT_INLINE smelt_mma_int8_right smelt_mma_int8_unpack_right(smelt_words b) {{
   return (smelt_mma_int8_right){{ (smelt_words)(((smelt_shorts)b << 8) >> 8), (smelt_words)((smelt_shorts)b >> 8) }};
 }}
 SMELT_INLINE smelt_words smelt_maddwd(smelt_words a, smelt_words b) {{
+#ifdef __wasm_simd128__
+  return __builtin_wasm_dot_s_i32x4_i16x8((smelt_shorts)a, (smelt_shorts)b);
+#else
   smelt_words sum;
   __asm__("vpmaddwd %2, %1, %0" : "=v"(sum) : "v"(a), "v"(b));
   return sum;
+#endif
 }}
 SMELT_INLINE smelt_words smelt_mma_int8_dot(smelt_words c, smelt_mma_int8_left a, smelt_mma_int8_right b) {{
   return c + smelt_maddwd(a.even, b.even) + smelt_maddwd(a.odd, b.odd);

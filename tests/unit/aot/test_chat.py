@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -172,6 +173,39 @@ def test_answers_are_those_of_python(tmp_path: Path) -> None:
     ):
         done = run(program, *options)
         assert (done.returncode, words in done.stderr) == (code, True), done.stderr
+
+
+@ON_LINUX
+@pytest.mark.slow
+def test_block_quantised_weights_on_arm(tmp_path: Path) -> None:
+    """The same tokens from processors with i8mm, with dotprod alone, with neither, and from Python."""
+    emulator = shutil.which("qemu-aarch64-static")
+    if emulator is None:
+        pytest.skip("no emulator: apt-get install qemu-user-static")
+    case = {each.name: each for each in Case.load(FIXTURE)}["llama"]
+    config = {**case.config, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
+    sizes = {48: 64, 64: 96, 24: 32}
+    shapes = {name: tuple(sizes.get(each, each) for each in shape) for name, shape in case.shapes.items()}
+    write_checkpoint(tmp_path, config, shapes)
+    (tmp_path / "tokenizer.json").write_text(from_gguf(sentence_pieces(96), "test").to_json(), "utf-8")
+    program = compile_model(tmp_path, tmp_path / "chat", "--target", "aarch64-linux", "--threads", "0")
+    with smelt.llm.load(tmp_path, engine="native", precision="q8") as model:
+        want = list(model.generate("the world", max_tokens=9).ids)
+    for processor in ("max", "cortex-a76", "cortex-a53"):
+        command = [
+            emulator,
+            "-cpu",
+            processor,
+            str(program),
+            "--raw",
+            "--prompt",
+            "the world",
+            "--max-tokens",
+            "9",
+            "--ids",
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert [int(each) for each in done.stdout.split()] == want, f"{processor}: {done.stderr}"
 
 
 @ON_LINUX
