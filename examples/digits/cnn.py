@@ -2,11 +2,11 @@
 """A convolutional network for handwritten digits, trained from a fixed seed with `smelt.train`.
 
     python examples/digits/cnn.py [--epochs 14] [--engine native] [--checkpoint run.safetensors] [--resume]
-        [--log FOLDER] [--output digits_cnn.onnx] [--debug-nans]
+        [--log FOLDER] [--output digits_cnn.onnx] [--debug-nans] [--devices 2] [--memory-limit 50MB]
 
 In: scikit-learn's digits, 8 x 8 pixels. Out: how many of the test images are right. Ctrl-C saves the checkpoint, and
 `--resume` goes on from it to the same bits. A log holds TensorBoard's events and curves; `--output` is a file for the
-trained model (.onnx, .mlir, .safetensors).
+trained model (.onnx, .mlir, .safetensors). `--devices 2` splits each batch over two devices, through XLA.
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ def main() -> None:
     parser.add_argument("--log", type=Path, help="a folder for TensorBoard's events and curves")
     parser.add_argument("--output", type=Path, help="a file for the trained model: .onnx, .mlir or .safetensors")
     parser.add_argument("--debug-nans", action="store_true", help="stop at the first nan, and name what made it")
+    parser.add_argument("--devices", type=int, default=1, help="how many devices share a batch")
+    parser.add_argument("--memory-limit", help="for state, batch and a step of the native engine, such as 50MB")
     options = parser.parse_args()
     if options.checkpoint is not None and options.checkpoint.exists() and not options.resume:
         parser.error(f"{options.checkpoint} is there already: --resume goes on from it")
@@ -78,7 +80,16 @@ def main() -> None:
     shapes = f"f32[b={size}, c=1, y=8, x=8]", f"i32[b={size}]", f"f32[b={size}]"
     start = build(Digits, draw_weights(np.random.default_rng(1)))
     optimiser = train.adamw(train.cosine(4e-3, steps, warmup=20), weight_decay=1e-4)
-    trainer = train.Trainer(loss, start, optimiser, *shapes, engine=options.engine, debug_nans=options.debug_nans)
+    trainer = train.Trainer(
+        loss,
+        start,
+        optimiser,
+        *shapes,
+        engine=options.engine,
+        debug_nans=options.debug_nans,
+        mesh=smelt.Mesh(data=options.devices, split={"b": "data"}) if options.devices > 1 else None,
+        memory_limit=options.memory_limit,
+    )
     trainer.fit(
         (images, labels),
         epochs=options.epochs,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -300,3 +301,26 @@ def test_a_nan_is_traced_to_the_tensor_that_made_it():
     assert "4 nan of 4 elements" in str(caught.value)
     with pytest.raises(smelt.SmeltError, match=r"step 0 made parameters\.w infinite or nan"):
         fresh().step(good * 0)  # the root has no slope at 0
+
+
+@pytest.mark.skipif(NativeEngine().missing() is not None, reason="no compiler")
+def test_a_step_works_in_the_memory_of_the_last_one():
+    """Parameters and optimiser state stay where they are, and a step allocates far less than they take."""
+    wide = {"w": smelt.tensor(np.ones((256, 256), np.float32), "d c")}
+    made = train.Trainer(
+        lambda p, x: x.dot(p["w"], "d").square().mean(), wide, train.adam(1e-3), "f32[b=4, d=256]", engine="native"
+    )
+    x = np.ones((4, 256), np.float32)
+    for _ in range(2):
+        made.step(x)
+    places = {path: array.ctypes.data for path, array in made._arrays().items()}
+    tracemalloc.start()
+    try:
+        made.step(x)
+        made.step(x)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    moved = [path for path, array in made._arrays().items() if array.ctypes.data != places[path]]
+    assert not [path for path in moved if "w" in path]
+    assert peak < 256 * 256 * 4 / 2
