@@ -99,7 +99,7 @@ class Layout(Frozen):
 
     def store(self, x: Array) -> Array:
         """The stored array of a tensor."""
-        padded = self._padded(x.shape)
+        padded = self._pad(x.shape)
         full = np.zeros(padded, x.dtype)
         full[tuple(map(slice, x.shape))] = x
         order, stored = self._order, self._stored
@@ -108,11 +108,11 @@ class Layout(Frozen):
 
     def restore(self, stored: Array, sizes: Sequence[int]) -> Array:
         """The tensor of these sizes behind a stored array."""
-        padded, order, held = self._padded(sizes), self._order, self._stored
+        padded, order, held = self._pad(sizes), self._order, self._stored
         full = stored.reshape(_counts(held, padded)).transpose([held.index(digit) for digit in order])
         return full.reshape(padded)[tuple(map(slice, sizes))]
 
-    def _padded(self, sizes: Sequence[int]) -> list[int]:
+    def _pad(self, sizes: Sequence[int]) -> list[int]:
         return [-(-size // self.multiple(axis)) * self.multiple(axis) for axis, size in enumerate(sizes)]
 
     @property

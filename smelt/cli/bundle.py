@@ -213,7 +213,7 @@ def run_check(file: Path, sizes: Sequence[str]) -> tuple[dict[str, Any], list[Sm
     programs = []
     for program in {id(each.program): each.program for each in codes}.values():
         own = [each for each in codes if each.program is program]
-        record, wrong = _tried(file, program, own, sizes)
+        record, wrong = _try_codes(file, program, own, sizes)
         programs.append(record)
         errors += wrong
     record = {
@@ -228,7 +228,7 @@ def run_check(file: Path, sizes: Sequence[str]) -> tuple[dict[str, Any], list[Sm
     return record, errors
 
 
-def _tried(
+def _try_codes(
     file: Path, program: StoredProgram, codes: Sequence[Loaded], sizes: Sequence[str]
 ) -> tuple[dict[str, Any], list[SmeltError]]:
     text = read_program(codes[0].variant.text())

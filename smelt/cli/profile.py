@@ -119,7 +119,7 @@ def _row(steps: Sequence[Step], total: float, best: Peaks) -> dict[str, Any]:
     ms = sum(step.milliseconds for step in steps)
     operations = _sum([None if step.cost.operations is None else step.runs * step.cost.operations for step in steps])
     moved = _sum([None if step.cost.bytes is None else step.runs * step.cost.bytes for step in steps])
-    predicted = _sum([_predicted(step, best) for step in steps])
+    predicted = _sum([_predict(step, best) for step in steps])
     ran = ms > 0
     return {
         "kernel": steps[0].kernel,
@@ -147,7 +147,7 @@ def _sum(values: Sequence[float | None]) -> float | None:
     return sum(known) if len(known) == len(values) else None
 
 
-def _predicted(step: Step, best: Peaks) -> float | None:
+def _predict(step: Step, best: Peaks) -> float | None:
     """Milliseconds that the roofline allows."""
     if step.cost.operations is None or step.cost.bytes is None:
         return None
@@ -182,7 +182,7 @@ def _record(file: Path, found: Profile, best: Peaks, rows: Sequence[dict[str, An
         "call_ms": found.milliseconds,
         "calls": len(found.calls),
         "kernels_ms": sum(step.milliseconds for step in found.steps),
-        "gflop": _scaled(_sum([row["operations"] for row in rows]), 1e-9),
+        "gflop": _scale(_sum([row["operations"] for row in rows]), 1e-9),
         "predicted_ms": _sum([row["predicted_ms"] for row in rows]),
         "peaks": {
             "gflops": best.gflops,
@@ -194,7 +194,7 @@ def _record(file: Path, found: Profile, best: Peaks, rows: Sequence[dict[str, An
     }
 
 
-def _scaled(value: float | None, factor: float) -> float | None:
+def _scale(value: float | None, factor: float) -> float | None:
     return None if value is None else value * factor
 
 

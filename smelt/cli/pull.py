@@ -44,7 +44,7 @@ def pull(name: str, revision: str, pattern: str, as_json: bool) -> None:
         )
     hub = _hub()
     quiet = as_json or not sys.stderr.isatty()
-    with _explained(name, hub):
+    with _explain(name, hub):
         found = hub.HfApi().model_info(name, revision=revision or None, files_metadata=True)
         files = choose({each.rfilename: each.size or 0 for each in found.siblings}, pattern, name)
         digests = {each.rfilename: each.lfs.sha256 if each.lfs else None for each in found.siblings}
@@ -186,7 +186,7 @@ def _hub() -> Any:
 
 
 @contextmanager
-def _explained(name: str, hub: Any) -> Iterator[None]:
+def _explain(name: str, hub: Any) -> Iterator[None]:
     """The hub's errors as ours."""
     errors = hub.errors
     try:

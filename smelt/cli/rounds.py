@@ -327,11 +327,11 @@ def _difference(
         if not np.isfinite(most):
             return Difference(engines, np.inf, np.inf, False, f"output {i}: not finite in one of them")
         absolute, relative = max(absolute, most), max(relative, part)
-        agree = agree and (part <= tolerance if a.dtype.kind in "fc" else most <= _allowed(a))
+        agree = agree and (part <= tolerance if a.dtype.kind in "fc" else most <= _allowance(a))
     return Difference(engines, absolute, relative, agree)
 
 
-def _allowed(array: Array) -> float:
+def _allowance(array: Array) -> float:
     """The tolerance of integers: 0, but 1 for int8 and uint8, which quantisation may round either way."""
     return 1.0 if array.dtype.kind in "iu" and array.dtype.itemsize == 1 else 0.0
 

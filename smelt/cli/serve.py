@@ -18,7 +18,7 @@ def serve(
     settings = _part("config")
     said = dict(flags)
     if paths:
-        said["models"] = [{**_named(text), **{k: v for k, v in model.items() if v is not None}} for text in paths]
+        said["models"] = [{**_parse_named(text), **{k: v for k, v in model.items() if v is not None}} for text in paths]
     found, _ = settings.read_config(None if config is None else str(config), said)
     if show:
         import msgspec
@@ -39,7 +39,7 @@ def verify_audit(path: Path, as_json: bool) -> None:
         print(f"{path}: {count} lines, the chain holds; last hash {last}")
 
 
-def _named(text: str) -> dict[str, str]:
+def _parse_named(text: str) -> dict[str, str]:
     """`NAME=PATH`, or a path."""
     name, separator, path = text.partition("=")
     return {"name": name, "path": path} if separator and not Path(text).exists() else {"path": text}

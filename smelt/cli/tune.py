@@ -68,7 +68,7 @@ def tune(file: Path | None, options: Options) -> None:
         if not options.as_json:
             console.print(f"{escape(str(options.merge))}: {record['merged']} kernel shapes were new or better known")
     if file is not None:
-        found = _tuned(file, options)
+        found = _tune(file, options)
         record |= {"model": str(file), **_record(found)}
         if not options.as_json:
             _print(console, found)
@@ -80,7 +80,7 @@ def tune(file: Path | None, options: Options) -> None:
         print(json.dumps(record))
 
 
-def _tuned(file: Path, options: Options) -> Tuning:
+def _tune(file: Path, options: Options) -> Tuning:
     program, weights = program_of(file, options.sizes, options.static)
     given = inputs_for(file, options.sizes, options.static, options.seed)
     inputs = [given[port.name] for port in signature_of(program.main).inputs]

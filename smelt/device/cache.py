@@ -84,7 +84,7 @@ class Cache(Frozen):
         for folder in (self.folder, *_spare()):
             if not _why_unsafe(folder):
                 for entry in _entries(folder, key):
-                    file = _opened(entry)
+                    file = _open_entry(entry)
                     if file is not None:
                         return file, entry
         return None
@@ -269,7 +269,7 @@ def _why_foreign(facts: os.stat_result) -> str:
     return ""
 
 
-def _opened(entry: Entry) -> int | None:
+def _open_entry(entry: Entry) -> int | None:
     """Open an entry and mark it as used. An entry that does not match its digest is removed; the result is None."""
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
     try:

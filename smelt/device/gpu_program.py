@@ -221,7 +221,7 @@ class GpuBound:
         program, entry = self._program, self._program.entry
         sizes = [each.shape.numbers() for each in (*held, *given)]
         values = solve_symbols(entry.arguments, entry.names[len(held) :], sizes, self._sizes)
-        sized = self._sized(values)
+        sized = self._find_sized(values)
         places = sorted((each for each in program.plan.plan["buffers"] if each["kind"] == "result"), key=_index)
         shapes = tuple(
             None if place["deferred"] else Shape.of(shape.dtype, tuple(sized.numbers[size] for size in place["sizes"]))
@@ -256,7 +256,7 @@ class GpuBound:
                 raise RunError(f"the input {names[i]!r} is donated and given twice", remedy=".copy() one of them")
         return given
 
-    def _sized(self, values: Mapping[str, int]) -> Sized:
+    def _find_sized(self, values: Mapping[str, int]) -> Sized:
         try:
             return self._program.plan.sized([values[name] for name in self._program.entry.symbols])
         except PlanError as error:

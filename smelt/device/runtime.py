@@ -359,7 +359,7 @@ class Program:
         assert not unsolved, f"no argument determines {unsolved}"
         self.explain, self.refuse = explain, refuse
         self.donated, self.reused = tuple(donated), dict(reused or {})
-        self.constants = _aligned(self.runtime, constants)
+        self.constants = _align(self.runtime, constants)
         self.run, self.measure = (_address(library, f"{name}_{part}") for part in ("run", "measure"))
 
     @property
@@ -379,7 +379,7 @@ class Program:
         """
         assert len(arrays) <= len(self.arguments)
         each = zip(arrays, self.arguments, self.names, strict=False)
-        ordered = [_ordered(check_array(array, shape, repr(name))) for array, shape, name in each]
+        ordered = [_order(check_array(array, shape, repr(name))) for array, shape, name in each]
         return Bound(self, ordered, sizes, account)
 
 
@@ -387,7 +387,7 @@ def _address(library: ctypes.CDLL, name: str) -> int:
     return ctypes.cast(library[name], ctypes.c_void_p).value or 0  # `library.name` would create a reference cycle
 
 
-def _aligned(owner: Runtime, constants: Sequence[bytes | Array]) -> list[Array]:
+def _align(owner: Runtime, constants: Sequence[bytes | Array]) -> list[Array]:
     """The constants as contiguous arrays aligned to `ALIGN`; copied only where they are not."""
     placed = []
     for constant in constants:
@@ -405,7 +405,7 @@ def _pointer(array: Array) -> int:
     return address
 
 
-def _ordered(array: Array) -> Array:
+def _order(array: Array) -> Array:
     """The array, or a copy if it is not contiguous and aligned to its elements."""
     return array if array.flags.c_contiguous and array.flags.aligned else array.copy(order="C")
 
@@ -669,7 +669,7 @@ def _fit(
     ]
     symbols = solve_symbols(program.arguments, names, [array.shape for array in (*bound, *arrays)], sizes)
     donated = [place - len(bound) for place in program.donated]
-    ordered = [_ordered(array) for array in arrays]
+    ordered = [_order(array) for array in arrays]
     return [
         each.copy() if i in donated and not each.flags.writeable else each for i, each in enumerate(ordered)
     ], symbols

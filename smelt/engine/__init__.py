@@ -75,23 +75,23 @@ def compile_with_first(
     """
     if engine_name != "auto":
         chosen = platform(device, engine_name).engine
-        return chosen, _attempted(chosen, attempt)
+        return chosen, _attempt(chosen, attempt)
     known = engines(device)
     *better, last = [each for each in known if each.missing() is None] or [platform(device).engine]
     refused: list[str] = [f"{each.name}: {each.missing()}" for each in known if each.missing() is not None]
     for engine in better:
         try:
-            made = _attempted(engine, attempt)
+            made = _attempt(engine, attempt)
         except UnsupportedError as error:
             refused.append(f"{engine.name}: {_line(error)}")
             continue
         _tell(engine, refused)
         return engine, made
     _tell(last, refused)
-    return last, _attempted(last, attempt)
+    return last, _attempt(last, attempt)
 
 
-def _attempted(engine: Engine[Program], attempt: Callable[[Engine[Program]], Executable]) -> Executable:
+def _attempt(engine: Engine[Program], attempt: Callable[[Engine[Program]], Executable]) -> Executable:
     """Call `attempt` with an engine. A bug of an engine is reported as such; `auto` does not fall back then."""
     try:
         return attempt(engine)

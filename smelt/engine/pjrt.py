@@ -86,7 +86,7 @@ class PjrtEngine:
         """
         signature = signature_of(program.main)
         main, prepare = _parts(self._without_lapack(_without_quantised(_on_one_device(program))))
-        donated = _donated(signature, tuple(donate))
+        donated = _list_donated(signature, tuple(donate))
         padded = check_buckets(main, buckets or {})
         offset = len(main.main.args) - len(signature.inputs)
         client = self.client
@@ -170,7 +170,7 @@ def _named_main(func: Func) -> Func:
     return Func("main", func.body, "public", func.arg_attrs, func.result_attrs, location=func.location)
 
 
-def _donated(signature: Signature, names: tuple[str, ...]) -> frozenset[int]:
+def _list_donated(signature: Signature, names: tuple[str, ...]) -> frozenset[int]:
     known = [port.name for port in signature.inputs]
     unknown = [name for name in names if name not in known]
     if unknown:

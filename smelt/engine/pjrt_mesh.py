@@ -113,7 +113,7 @@ class MeshExecutable(Closing):
         self._owned = tuple(owned)
         self._closed = False
         if all(arg.shape.is_static for arg in main.args):
-            self._loaded(tuple(arg.shape.numbers() for arg in main.args))
+            self._load(tuple(arg.shape.numbers() for arg in main.args))
 
     @property
     def kernels(self) -> tuple[KernelUse, ...]:
@@ -127,10 +127,10 @@ class MeshExecutable(Closing):
         owned: list[MeshBuffer] = []
         bound = []
         for place, port in zip(places, self.signature.weights, strict=True):
-            bound.append(self._placed(weights[port.name], port.shape, place, f"the weight {port.name!r}", owned))
+            bound.append(self._place(weights[port.name], port.shape, place, f"the weight {port.name!r}", owned))
         return MeshExecutable(self.client, self.program, self._programs, bound, owned)
 
-    def _placed(self, given: Any, shape: Shape, place: int, what: str, owned: list[MeshBuffer]) -> MeshBuffer:
+    def _place(self, given: Any, shape: Shape, place: int, what: str, owned: list[MeshBuffer]) -> MeshBuffer:
         partition = self._partitions[place]
         if isinstance(given, MeshBuffer):
             if given.client is not self.client:
@@ -161,10 +161,10 @@ class MeshExecutable(Closing):
                 arguments.append(next(bound))
             else:
                 given, port = next(rest)
-                arguments.append(self._placed(given, port.shape, place, f"the input {port.name!r}", []))
-        return self._loaded(tuple(each.shape.numbers() for each in arguments))(arguments)
+                arguments.append(self._place(given, port.shape, place, f"the input {port.name!r}", []))
+        return self._load(tuple(each.shape.numbers() for each in arguments))(arguments)
 
-    def _loaded(self, key: tuple[tuple[int, ...], ...]) -> MeshProgram:
+    def _load(self, key: tuple[tuple[int, ...], ...]) -> MeshProgram:
         found = self._programs.get(key)
         if found is None:
             found = self._programs[key] = self._compile(key)

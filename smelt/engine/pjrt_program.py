@@ -151,7 +151,7 @@ class SizedProgram:
         start = time.perf_counter()
         program = specialise(self.program, values)
         _refuse(program)
-        text = print_program(_annotated(program, self.donated), export=True)
+        text = print_program(_annotate(program, self.donated), export=True)
         results = [value.shape for value in program.main.results]
         made = self.client.compile(text, results)
         seconds = time.perf_counter() - start
@@ -242,7 +242,7 @@ def _refuse(program: Program) -> None:
                 raise UnsupportedError("XLA stores booleans in bytes, not in bits", got=op, where=op.location)
 
 
-def _annotated(program: Program, donated: frozenset[int]) -> Program:
+def _annotate(program: Program, donated: frozenset[int]) -> Program:
     """The program without argument and result attributes that XLA does not know."""
     main = program.main
     donor: Any = {"jax.buffer_donor": True}

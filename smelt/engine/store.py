@@ -228,7 +228,7 @@ def _store(program: Program, targets: Sequence[str], bind: Bind) -> StoredModel:
         packing = plan if here else plan_lowered(low, signature, find_device().target())  # by the processor
         variants.append(_variant(low, plan, group, bind(packing, group.layout)))
         kernels = kernels or plan.kernels
-        tuned |= {f"tuned {group.names[0]}: {key}": text for key, text in _tuned(plan).items()}
+        tuned |= {f"tuned {group.names[0]}: {key}": text for key, text in _list_tuned(plan).items()}
     made_by = {**device_of(groups[0].layout).provenance(), **tuned}
     stored = StoredProgram(signature, kernels, tuple(variants), made_by)
     on_hosts = [find_target(name).name for group in groups for name in group.names if group.layout.kind == "cpu"]
@@ -236,7 +236,7 @@ def _store(program: Program, targets: Sequence[str], bind: Bind) -> StoredModel:
     return StoredModel("model", signature, (stored,), tuple(_runtime(machine) for machine in machines))
 
 
-def _tuned(plan: ProgramPlan) -> dict[str, str]:
+def _list_tuned(plan: ProgramPlan) -> dict[str, str]:
     """The kernel shape keys whose schedule is not the default, as texts."""
     pairs = plan.chosen.items()
     return {str(key): schedule_text(schedule) for key, schedule in pairs if schedule != default_schedule(key)}

@@ -113,7 +113,7 @@ class Database(Frozen):
             return
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with _locked(self.path) as handle:
+            with _lock(self.path) as handle:
                 _write_all(handle, text.encode())
         except OSError as error:
             raise FileError(
@@ -130,7 +130,7 @@ class Database(Frozen):
 
     def merge(self, path: Path) -> int:
         """Add the records of another file that add something; returns their number."""
-        theirs = _parsed(path)
+        theirs = _parse(path)
         ours = self.read()
         fresh = [each for key, each in theirs.items() if key not in ours or _adds(each, ours[key])]
         self.append(fresh)
@@ -176,13 +176,13 @@ def _adds(new: Record, old: Record) -> bool:
 def _read(path: Path, modified: int, size: int) -> Records:
     """The file at that time; modification time and size are the cache key."""
     try:
-        return _parsed(path)
+        return _parse(path)
     except FileError as error:
         log.warning("the tuning database is not used: %s (%s)", error.message, error.got)
         return {}
 
 
-def _parsed(path: Path) -> Records:
+def _parse(path: Path) -> Records:
     found: dict[tuple[Machine, KernelKey], Record] = {}
     damaged = 0
     for line in read_bytes(path).split(b"\n"):
@@ -230,7 +230,7 @@ def _ratio(value: Any) -> float:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[int]:
+def _lock(path: Path) -> Iterator[int]:
     """A locked file to append to, at the beginning of a line even if a killed process left half of one."""
     handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
     try:

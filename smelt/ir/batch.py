@@ -71,7 +71,7 @@ class Batch:
 Rule = Callable[[Batch, Op], Sequence[Value] | None]  # None: slice by slice
 
 
-def _shifted(dims: Sequence[int]) -> tuple[int, ...]:
+def _shift(dims: Sequence[int]) -> tuple[int, ...]:
     return tuple(dim + 1 for dim in dims)
 
 
@@ -92,7 +92,7 @@ def _elementwise(batch: Batch, op: Op) -> Sequence[Value]:
 
 
 def _broadcast_in_dim(batch: Batch, op: Op) -> Sequence[Value]:
-    dims = (0, *_shifted(op.attrs["broadcast_dimensions"]))
+    dims = (0, *_shift(op.attrs["broadcast_dimensions"]))
     return batch.op(op, [batch.values[op.operands[0]]], broadcast_dimensions=dims)
 
 
@@ -101,7 +101,7 @@ def _dims(name: str, *, lead: bool = False) -> Rule:
 
     def rule(batch: Batch, op: Op) -> Sequence[Value]:
         given = op.attrs[name]
-        dims: Any = given + 1 if isinstance(given, int) else (*((0,) if lead else ()), *_shifted(given))
+        dims: Any = given + 1 if isinstance(given, int) else (*((0,) if lead else ()), *_shift(given))
         regions = [clone_region(region, {}) for region in op.regions]
         return batch.op(op, map(batch.spread, op.operands), regions, **{name: dims})
 
@@ -134,7 +134,7 @@ def _reduce(batch: Batch, op: Op) -> Sequence[Value] | None:
     if any(init in batch.values for init in inits):
         return None
     regions = [clone_region(op.regions[0], {})]
-    return batch.op(op, [*map(batch.spread, inputs), *inits], regions, dimensions=_shifted(op.attrs["dimensions"]))
+    return batch.op(op, [*map(batch.spread, inputs), *inits], regions, dimensions=_shift(op.attrs["dimensions"]))
 
 
 def _reduce_window(batch: Batch, op: Op) -> Sequence[Value] | None:
@@ -164,8 +164,8 @@ def _dot_general(batch: Batch, op: Op) -> Sequence[Value]:
         moved = value in batch.values
         parts.append(
             (
-                (*((0,) if both else ()), *(_shifted(batching) if moved else batching)),
-                _shifted(contracting) if moved else tuple(contracting),
+                (*((0,) if both else ()), *(_shift(batching) if moved else batching)),
+                _shift(contracting) if moved else tuple(contracting),
             )
         )
     numbers = DotDims(parts[0][0], parts[1][0], parts[0][1], parts[1][1])
@@ -186,11 +186,11 @@ def _dot_general(batch: Batch, op: Op) -> Sequence[Value]:
 def _gather(batch: Batch, op: Op) -> Sequence[Value]:
     dims: GatherDims = op.attrs["dimension_numbers"]
     numbers = GatherDims(
-        _shifted(dims.offset_dims),
-        _shifted(dims.collapsed_slice_dims),
-        (0, *_shifted(dims.operand_batching_dims)),
-        (0, *_shifted(dims.start_indices_batching_dims)),
-        _shifted(dims.start_index_map),
+        _shift(dims.offset_dims),
+        _shift(dims.collapsed_slice_dims),
+        (0, *_shift(dims.operand_batching_dims)),
+        (0, *_shift(dims.start_indices_batching_dims)),
+        _shift(dims.start_index_map),
         dims.index_vector_dim + 1,
     )
     sizes = (1, *op.attrs["slice_sizes"])
@@ -200,11 +200,11 @@ def _gather(batch: Batch, op: Op) -> Sequence[Value]:
 def _scatter(batch: Batch, op: Op) -> Sequence[Value]:
     dims: ScatterDims = op.attrs["scatter_dimension_numbers"]
     numbers = ScatterDims(
-        _shifted(dims.update_window_dims),
-        _shifted(dims.inserted_window_dims),
-        (0, *_shifted(dims.input_batching_dims)),
-        (0, *_shifted(dims.scatter_indices_batching_dims)),
-        _shifted(dims.scatter_dims_to_operand_dims),
+        _shift(dims.update_window_dims),
+        _shift(dims.inserted_window_dims),
+        (0, *_shift(dims.input_batching_dims)),
+        (0, *_shift(dims.scatter_indices_batching_dims)),
+        _shift(dims.scatter_dims_to_operand_dims),
         dims.index_vector_dim + 1,
     )
     regions = [clone_region(op.regions[0], {})]

@@ -94,12 +94,12 @@ class BuildOps:
         return self.b.subtract(x, self.full(number, x))
 
     def times(self, per_group: Value, x: Value) -> Value:
-        return self._grouped("multiply", x, per_group)
+        return self._group("multiply", x, per_group)
 
     def plus(self, x: Value, per_group: Value, subtract: bool) -> Value:
-        return self._grouped("subtract" if subtract else "add", x, per_group)
+        return self._group("subtract" if subtract else "add", x, per_group)
 
-    def _grouped(self, op: str, x: Value, per_group: Value) -> Value:
+    def _group(self, op: str, x: Value, per_group: Value) -> Value:
         *lead, size = x.shape.sizes
         groups = per_group.shape.sizes[-1]
         assert isinstance(size, int)

@@ -52,10 +52,10 @@ def size_checks(op: Op) -> tuple[Check, ...]:
     inner = _symbols(*(value.type for region in op.regions for value in (*region.args, *region.results)))
     if not named and not inner:
         return ()
-    return tuple(dict.fromkeys([*sizes_checks(op.name, types), *_assumed(op, named | inner)]))
+    return tuple(dict.fromkeys([*sizes_checks(op.name, types), *_list_assumed(op, named | inner)]))
 
 
-def _assumed(op: Op, named: frozenset[str]) -> Iterator[Check]:
+def _list_assumed(op: Op, named: frozenset[str]) -> Iterator[Check]:
     """What inference assumes. A callee checks its own arguments."""
     if any("symbol" in attr.kind.name for attr in OPS[op.name].attrs):
         return

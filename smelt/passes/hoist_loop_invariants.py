@@ -111,7 +111,7 @@ class _Hoisting:
         values = {value: outside[value] for op in work for value in op.results}
         gone = set(work)
         kept = [op for op in region.ops if op not in gone]
-        needed = _needed(kept, region.results)
+        needed = _list_needed(kept, region.results)
         ops = tuple(clone_op(op, values) for op in kept if op not in wanted or op in needed)
         return front, Region(region.args, ops, tuple(values.get(value, value) for value in region.results))
 
@@ -156,7 +156,7 @@ def _with_producers(work: Iterable[Op], free: dict[Op, None]) -> set[Op]:
     return wanted
 
 
-def _needed(ops: Sequence[Op], results: Sequence[Value]) -> set[Op]:
+def _list_needed(ops: Sequence[Op], results: Sequence[Value]) -> set[Op]:
     """The ops that results or ops with effects depend on."""
     live = set(results)
     needed: set[Op] = set()

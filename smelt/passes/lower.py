@@ -202,7 +202,7 @@ def _kept(m: Match) -> Values:
     return made
 
 
-def _permuted(m: Match) -> Values:
+def _permute(m: Match) -> Values:
     pairs = [tuple(pair) for pair in m.op.attrs["source_target_pairs"]]
     if pairs == [(0, 0)]:
         return m.operand(0)
@@ -383,7 +383,7 @@ LOWER = [
             "cross-replica-sum",
         )
     ),
-    Rule(op("collective_permute"), _permuted, "one process sends to itself or not at all"),
+    Rule(op("collective_permute"), _permute, "one process sends to itself or not at all"),
     Rule(op("partition_id"), _first, "one process is the first"),
     Rule(op("replica_id"), _first, "one process is the first"),
     *ON_ONE_DEVICE,

@@ -55,7 +55,7 @@ def _is_widened(edit: Edit, value: Value) -> bool:
 def _block_dot(edit: Edit, dot: Op, added: dict[_Key, Func]) -> Value | None:
     """The composite for a product of f32 rows by an unblocked matrix, summed over whole blocks."""
     lhs, rhs = edit.operands(dot)
-    found = _unblocked(edit, rhs)
+    found = _unblock(edit, rhs)
     dims = dot.attrs["dot_dimension_numbers"]
     kinds = (lhs.shape.dtype, dot.result.shape.dtype)
     last = rhs.shape.rank - 1
@@ -88,7 +88,7 @@ def _block_dot(edit: Edit, dot: Op, added: dict[_Key, Func]) -> Value | None:
     return _reshape(edit.before(dot), made.result, dot.result.shape)
 
 
-def _unblocked(edit: Edit, value: Value) -> tuple[Block, Value] | None:
+def _unblock(edit: Edit, value: Value) -> tuple[Block, Value] | None:
     """The format and the bytes of a value that is `smelt.unblock` of something."""
     maker = edit.maker(value)
     if maker is None or maker.name != "stablehlo.composite" or maker.attrs["name"] != "smelt.unblock":
@@ -125,7 +125,7 @@ def lower_blocks(edit: Edit) -> int:
     lookups = [op for op in edit.ops() if op.name == "stablehlo.gather"]
     count = len(products)
     for op in lookups:
-        made = _lookup(edit, op, packed) if _unblocked(edit, op.operands[0]) else _narrow_lookup(edit, op)
+        made = _lookup(edit, op, packed) if _unblock(edit, op.operands[0]) else _narrow_lookup(edit, op)
         if made is not None:
             _replace(edit, op, made)
             count += 1
@@ -163,7 +163,7 @@ def _packed_dot(edit: Edit, op: Op, packed: dict[Value, tuple[Layout, Value]]) -
 
 def _lookup(edit: Edit, op: Op, packed: dict[Value, tuple[Layout, Value]]) -> Value | None:
     """Rows of an unblocked matrix, from its bytes; None where a gather does something else."""
-    found = _unblocked(edit, op.operands[0])
+    found = _unblock(edit, op.operands[0])
     table, places = edit.operands(op)
     dims, rank = op.attrs["dimension_numbers"], places.shape.rank
     sizes = table.shape.sizes

@@ -19,7 +19,7 @@ from smelt.shape import Shape
 # ---- reshapes, transposes, broadcasts and other moves of data ----
 
 
-def _unchanged(m: Match) -> Value | None:
+def _keep_operand(m: Match) -> Value | None:
     return m["x"] if _same(m["x"], m.shape) else None
 
 
@@ -379,7 +379,7 @@ def _inline_region(m: Match, region: Region) -> list[Value] | None:
 
 
 CANCELLATION = [
-    Rule(op("reshape", "x"), _unchanged, "a reshape to the same shape moves nothing"),
+    Rule(op("reshape", "x"), _keep_operand, "a reshape to the same shape moves nothing"),
     Rule(op("reshape", op("reshape", "x")), _merge_reshapes, "only the last reshape shows"),
     Rule(op("transpose", "x"), _identity_transpose, "the identity permutation moves nothing"),
     Rule(op("transpose", op("transpose", "x", name="inner")), _merge_transposes, "permutations compose"),
@@ -393,7 +393,7 @@ CANCELLATION = [
     Rule(op("pad", "x", ""), _empty_pad, "padding by nothing adds nothing"),
     Rule(op("concatenate"), _single_concatenate, "parts of size zero add nothing"),
     Rule(op("concatenate"), _adjacent_slices, "adjacent slices concatenate to one slice"),
-    Rule(op("convert", "x"), _unchanged, "a conversion to the same type changes nothing"),
+    Rule(op("convert", "x"), _keep_operand, "a conversion to the same type changes nothing"),
     Rule(op("convert", op("convert", "x", name="inner")), _convert_there_and_back, "the wider type held every value"),
     Rule(op("get_tuple_element", op("tuple", name="tuple")), _tuple_element, "the tuple is known"),
 ]

@@ -308,7 +308,7 @@ class _Reader:
         here = runtime.running()
         if here is not None:
             return here
-        shipped = self._shipped()
+        shipped = self._find_shipped()
         try:
             try:
                 return runtime.runtime(shipped)
@@ -328,7 +328,7 @@ class _Reader:
     def _codes(self) -> list[Code]:
         return [code for program in self.stored.programs for variant in program.variants for code in variant.codes]
 
-    def _shipped(self) -> Callable[[], ctypes.CDLL] | None:
+    def _find_shipped(self) -> Callable[[], ctypes.CDLL] | None:
         """A function that loads the bundle's runtime library; None if it was built from other sources than ours."""
         here, made_of = platform.machine(), container.digest(*runtime.texts())
         for each in self.stored.runtimes:
@@ -352,14 +352,14 @@ def _made_for(program: StoredProgram) -> str:
 
 def _read(bundle: Container) -> StoredModel:
     try:
-        return _stored(bundle)
+        return _read_manifest(bundle)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, ShapeError) as error:
         raise FileError(
             f"{bundle.name} has a manifest that this version cannot read", got=error, remedy=container.AGAIN
         ) from error
 
 
-def _stored(bundle: Container) -> StoredModel:
+def _read_manifest(bundle: Container) -> StoredModel:
     manifest = bundle.manifest
     programs = tuple(_stored_program(bundle, each) for each in manifest["programs"])
     if not programs or not all(program.variants for program in programs):
@@ -434,7 +434,7 @@ def _variant(bundle: Container, given: Any) -> Variant:
         Code(record.text(each["target"]), record.target_of(each), bundle.reader(each["library"]))
         for each in given["codes"]
     )
-    bound = None if given["bound"] is None else _bound(bundle, main, given["bound"])
+    bound = None if given["bound"] is None else _read_bound(bundle, main, given["bound"])
     text = bundle.reader(given["text"])
     return Variant((rows, columns, lanes), text, main, constants, prepare, prepare_constants, bound, codes)
 
@@ -444,7 +444,7 @@ def _entry(bundle: Container, given: Any) -> tuple[Entry, Arrays]:
     return record.entry_of(given), constants
 
 
-def _bound(bundle: Container, main: Entry, given: Any) -> Arrays:
+def _read_bound(bundle: Container, main: Entry, given: Any) -> Arrays:
     """The arrays of the first arguments of a program, in order."""
     if len(given) > len(main.arguments):
         raise ValueError("more arrays are bound than the program takes")

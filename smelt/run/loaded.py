@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def _labelled(port: Port, result: Array | Buffer) -> Array:
+def _label(port: Port, result: Array | Buffer) -> Array:
     """An output as an array, or as strings if the port has labels."""
     array = as_array(result)
     if not port.labels:
@@ -146,7 +146,7 @@ class LoadedModel(Closing):
 
     def _run(self, executable: Executable, given: Mapping[str, Any], stop: Stop | None) -> dict[str, Array]:
         outputs = executable(*[given[port.name] for port in executable.signature.inputs], stop=stop)
-        return {port.name: _labelled(port, array) for port, array in zip(self.signature.outputs, outputs, strict=True)}
+        return {port.name: _label(port, array) for port, array in zip(self.signature.outputs, outputs, strict=True)}
 
     def _for(self, named: Mapping[str, Any]) -> Executable:
         """The program for a call: a separate one for each set of optional inputs."""

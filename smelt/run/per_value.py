@@ -285,7 +285,7 @@ class Fallback(Closing):
 
     @property
     def kernels(self) -> tuple[KernelUse, ...]:
-        return tuple(use for each in self._linked() for use in each.kernels)
+        return tuple(use for each in self._list_linked() for use in each.kernels)
 
     def prepare(self, weights: Weights) -> Executable:
         return Fallback(self._first.prepare(weights), lambda: self._link_other().prepare(weights), self._stored)
@@ -311,13 +311,13 @@ class Fallback(Closing):
         return to_stored(self._first, targets).replace(programs=self._stored)
 
     def trim(self) -> None:
-        for each in self._linked():
+        for each in self._list_linked():
             if isinstance(each, Trimmable):
                 each.trim()
 
     def close(self) -> None:
-        for each in self._linked():
+        for each in self._list_linked():
             each.close()
 
-    def _linked(self) -> list[Executable]:
+    def _list_linked(self) -> list[Executable]:
         return [self._first] if self._other is None else [self._first, self._other]

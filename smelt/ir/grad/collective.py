@@ -14,7 +14,7 @@ from smelt.shape import Shape
 _SHARED = ("replica_groups", "channel_handle", "use_global_device_ids")
 
 
-def _shared(op: Op) -> dict[str, object]:
+def _common_attributes(op: Op) -> dict[str, object]:
     return {name: op.attrs[name] for name in _SHARED if op.attrs.get(name) is not None}
 
 
@@ -38,12 +38,12 @@ def _each(transpose: Callable[[Builder, Op, Value, Value], Value]) -> Rule:
 
 
 def _gather(b: Builder, op: Op, operand: Value, g: Value) -> Value:
-    attrs = {"scatter_dimension": op.attrs["all_gather_dim"], **_shared(op)}
+    attrs = {"scatter_dimension": op.attrs["all_gather_dim"], **_common_attributes(op)}
     return b.op("stablehlo.reduce_scatter", g, regions=[_sum_body(b, g)], result=operand.type, **attrs).result
 
 
 def _scatter(b: Builder, op: Op, g: Value) -> Value:
-    attrs = {"all_gather_dim": op.attrs["scatter_dimension"], **_shared(op)}
+    attrs = {"all_gather_dim": op.attrs["scatter_dimension"], **_common_attributes(op)}
     return b.op("stablehlo.all_gather", g, result=op.operands[0].type, **attrs).result
 
 
@@ -52,7 +52,7 @@ def _exchange(b: Builder, op: Op, operand: Value, g: Value) -> Value:
         "split_dimension": op.attrs["concat_dimension"],
         "concat_dimension": op.attrs["split_dimension"],
         "split_count": op.attrs["split_count"],
-        **_shared(op),
+        **_common_attributes(op),
     }
     return b.op("stablehlo.all_to_all", g, result=operand.type, **attrs).result
 

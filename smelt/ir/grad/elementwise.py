@@ -124,7 +124,7 @@ def _atan2(sign: int) -> Partial:
     return partial
 
 
-def _chosen(own: int) -> Partial:
+def _choose(own: int) -> Partial:
     """Of a maximum or minimum: 1 where the operand is the result, 1/2 where both are."""
 
     def partial(b: Builder, g: Value, x: Value, y: Value, result: Value) -> Value:
@@ -147,8 +147,8 @@ _BINARY: Mapping[str, tuple[Partial | str | None, ...]] = {
     "stablehlo.add": (lambda b, g, *_: g, lambda b, g, *_: g),
     "stablehlo.atan2": (_atan2(1), _atan2(-1)),
     "stablehlo.divide": (lambda b, g, x, y, _: b.divide(g, y), _quotient),
-    "stablehlo.maximum": (_chosen(0), _chosen(1)),
-    "stablehlo.minimum": (_chosen(0), _chosen(1)),
+    "stablehlo.maximum": (_choose(0), _choose(1)),
+    "stablehlo.minimum": (_choose(0), _choose(1)),
     "stablehlo.multiply": (lambda b, g, x, y, _: b.multiply(g, y), lambda b, g, x, y, _: b.multiply(g, x)),
     "stablehlo.power": (_power_base, _power_exponent),
     "stablehlo.remainder": (lambda b, g, *_: g, _remainder_divisor),

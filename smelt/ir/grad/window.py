@@ -254,12 +254,12 @@ def _scatter_vjp(sweep: Reverse, op: Op, cotangents: Cotangents) -> None:
     assert g is not None
     b, (x, source, init) = sweep.b, op.operands
     if sweep.wants(source):
-        sweep.add(source, _choose(b, x, g, window_of(op), _selected(op)))
+        sweep.add(source, _choose(b, x, g, window_of(op), _comparison_of(op)))
     if sweep.wants(init):
         sweep.add(init, sum_over(b, g, range(g.shape.rank)))
 
 
-def _selected(op: Op) -> str:
+def _comparison_of(op: Op) -> str:
     """The comparison that selects: GE or LE; empty for any other."""
     select = op.regions[0]
     test = select.results[0].op
@@ -272,7 +272,7 @@ def _selected(op: Op) -> str:
 def select_and_scatter_rule(op: Op) -> Rule:
     if single_op(op.regions[1]) != "add":
         return refused("it scatters by another body than a sum")
-    if not _selected(op) or op.operands[0].shape.dtype != op.results[0].shape.dtype:
+    if not _comparison_of(op) or op.operands[0].shape.dtype != op.results[0].shape.dtype:
         return refused("it selects by another body than >= or <=")
     return Rule(_scatter_jvp, _scatter_vjp)
 

@@ -160,12 +160,12 @@ class Outline:
         start = cursor.start
         if cursor.accept("attributes"):
             attrs = self.attributes.dictionary()
-        self._prefixed(attrs, start)
+        self._prefix(attrs, start)
         self._module_body()
         self._skip_location()
         return name, attrs
 
-    def _prefixed(self, attrs: Mapping[str, Any], start: int) -> None:
+    def _prefix(self, attrs: Mapping[str, Any], start: int) -> None:
         """Attributes of modules, arguments and results belong to a dialect."""
         for name in attrs:
             if "." not in name:
@@ -186,7 +186,7 @@ class Outline:
         self.types.function()
         self._skip_location()
         name = attrs.pop("sym_name", "")
-        self._prefixed(attrs, start)
+        self._prefix(attrs, start)
         if not isinstance(name, str):
             cursor.fail("a module with this name", at=start, expected="a string", got=name)
         return name, attrs
@@ -340,7 +340,7 @@ class Outline:
         if self.cursor.token != "{":
             return NO_ATTRS
         attrs = self.attributes.dictionary()
-        self._prefixed(attrs, start)
+        self._prefix(attrs, start)
         return MappingProxyType(attrs)
 
     def _skip_location(self, outline: FuncOutline | None = None) -> None:

@@ -303,7 +303,7 @@ class Parser:
         op = make(
             draft.name,
             draft.operands,
-            self._typed(draft, place),
+            self._parse_typed(draft, place),
             draft.regions,
             [type if isinstance(type, Shape) else self._value_type(type, start) for type in results],
             scope=self.scope,
@@ -346,7 +346,7 @@ class Parser:
             "a value of this type", at=start, expected="a tensor, a token, a tuple or a future", got=type
         )
 
-    def _typed(self, draft: Draft, place: Location) -> dict[str, Any]:
+    def _parse_typed(self, draft: Draft, place: Location) -> dict[str, Any]:
         known = draft.definition.by_name
         attrs = {}
         for name, node in draft.attrs.items():

@@ -265,13 +265,13 @@ class Types:
         if cursor.kind == BANG:
             if cursor.token == "!quant.uniform":
                 cursor.advance()
-                return self._quantized(start)
+                return self._parse_quantized(start)
             if cursor.token[1:] in self.aliases.places:
                 found: ElementType = self.aliases.resolve(cursor, cursor.advance()[1:], self.element)
                 return found
         cursor.refuse("a tensor of this element type", got=cursor.token[:40], expected="one of " + ", ".join(DTYPES))
 
-    def _quantized(self, start: int) -> Quantized:
+    def _parse_quantized(self, start: int) -> Quantized:
         """`<i8<-128:127>:f32:0, {0.1:-30, 0.5}>`"""
         cursor = self.cursor
         cursor.expect("<")

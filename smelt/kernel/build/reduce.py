@@ -53,10 +53,10 @@ def reduce(nest: Nest, op: Op, result: int, index: Index) -> Expr:
 
     if len(dims) == 1:
         return nest.fold(function, start, sizes[dims[0]], lambda var: element({dims[0]: var}))
-    return _nested(nest, op, function, start, dims, element)
+    return _nest(nest, op, function, start, dims, element)
 
 
-def _nested(nest: Nest, op: Op, function: str, start: Expr, dims: list[int], element: Element) -> Expr:
+def _nest(nest: Nest, op: Op, function: str, start: Expr, dims: list[int], element: Element) -> Expr:
     """Serial loops around a fold along the last axis."""
     sizes = tensor(op.operands[0]).sizes
     dtype = start.dtype

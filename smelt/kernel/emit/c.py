@@ -116,7 +116,7 @@ class Source:
         if count == 1:
             return [self.text()]
         head = "".join(f"{function.prototype};\n" for function in self.kernels.values())
-        files = (head + "\n".join(each) for each in _balanced(self.parts, count))
+        files = (head + "\n".join(each) for each in _balance(self.parts, count))
         return [self._file("".join(self._micro_kernels(each)) + each) for each in files]
 
     def _micro_kernels(self, text: str) -> list[str]:
@@ -135,7 +135,7 @@ class Source:
         return math.prelude(text) + ABI + text
 
 
-def _balanced(parts: Sequence[str], count: int) -> list[list[str]]:
+def _balance(parts: Sequence[str], count: int) -> list[list[str]]:
     """Groups of about equal length."""
     groups: list[list[str]] = [[] for _ in range(min(count, len(parts)))]
     for part in sorted(parts, key=len, reverse=True):

@@ -97,7 +97,7 @@ class Stage:
 def map_to_grid(kernel: Kernel, room: int) -> tuple[tuple[Stage, ...], int]:
     """The launches of a kernel in order, and the bytes that they hand on; `room`: bytes of a block's shared memory."""
     parts = list(_parts(kernel))
-    saved = _saved(parts)
+    saved = _list_saved(parts)
     return tuple(_stage(part, saved, room) for part in parts), saved.bytes
 
 
@@ -132,7 +132,7 @@ def _is_cheap(statement: Stmt, written: set[int | str]) -> bool:
     return simple and not read & written
 
 
-def _saved(parts: Sequence[_Part]) -> Saved:
+def _list_saved(parts: Sequence[_Part]) -> Saved:
     """The variables and tiles of statements in front of loops that later launches use."""
     variables: dict[Var, int] = {}
     tiles: dict[Tile, int] = {}
@@ -146,7 +146,7 @@ def _saved(parts: Sequence[_Part]) -> Saved:
         lent = {name for each in later for name in used_tiles(_statements(each))}
         for tile in (each for each in part.before if isinstance(each, Tile) and each.name in lent):
             tiles[tile] = size
-            size += _rounded(tile_bytes(tile))
+            size += _round_up(tile_bytes(tile))
     return Saved(tuple(variables.items()), tuple(tiles.items()), size)
 
 
@@ -286,7 +286,7 @@ def _memory(
     shared = scratch = 0
     room = SHARED - MICRO_KERNEL if multiplies else SHARED
     for tile in sorted(dict.fromkeys(tiles), key=tile_bytes):
-        size = _rounded(tile_bytes(tile))
+        size = _round_up(tile_bytes(tile))
         if shared + size <= room:
             placed.append((tile, shared))
             shared += size
@@ -307,13 +307,13 @@ def _around(products: Sequence[Mma], tiles: Sequence[Tile], room: int) -> tuple[
     alone = len(products) == 1 and shares_memory(products[0])
     sums = products[0].acc.place.array if alone else None
     beside = [tile for tile in dict.fromkeys(tiles) if tile.name != sums]
-    stages = count_stages(form, columns, room - sum(_rounded(tile_bytes(tile)) for tile in beside))
+    stages = count_stages(form, columns, room - sum(_round_up(tile_bytes(tile)) for tile in beside))
     at = stages * stage_bytes(form, columns)
     placed = [(tile, 0) for tile in dict.fromkeys(tiles) if tile.name == sums]
-    at = max(at, *(_rounded(tile_bytes(tile)) for tile, _ in placed)) if placed else at
+    at = max(at, *(_round_up(tile_bytes(tile)) for tile, _ in placed)) if placed else at
     for tile in beside:
         placed.append((tile, at))
-        at += _rounded(tile_bytes(tile))
+        at += _round_up(tile_bytes(tile))
     return stages, tuple(placed), at
 
 
@@ -328,7 +328,7 @@ def _held_bytes(dtype: DType) -> int:
     return max(dtype.bits // 8, 1)
 
 
-def _rounded(size: int) -> int:
+def _round_up(size: int) -> int:
     return -(-size // ALIGN) * ALIGN
 
 

@@ -31,10 +31,10 @@ def step_cost(step: Launch | Copy, plan: Plan, program: Program, sizes: Mapping[
         return Cost(0, None if moved is None else 2 * moved)
     counts = [_number(op_operations(op, program), sizes) for op in step.covers]
     known = [count for count in counts if count is not None]
-    return Cost(sum(known) if len(known) == len(counts) else None, _moved(step, plan, sizes))
+    return Cost(sum(known) if len(known) == len(counts) else None, _count_moved(step, plan, sizes))
 
 
-def _moved(launch: Launch, plan: Plan, sizes: Mapping[str, int]) -> int | None:
+def _count_moved(launch: Launch, plan: Plan, sizes: Mapping[str, int]) -> int | None:
     found = Accesses(lambda size: _number(size, sizes))
     found.block(launch.kernel.body, 1)
     total = 0.0

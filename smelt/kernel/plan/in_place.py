@@ -31,7 +31,7 @@ def in_place(plan: Plan) -> Plan:
     merging.run()
     if not merging.merged:
         return plan
-    return _rewritten(plan, merging.representatives())
+    return _rewrite(plan, merging.representatives())
 
 
 @cache
@@ -175,7 +175,7 @@ def _guess(size: Size) -> int:
 # ---- the plan with fewer buffers ----
 
 
-def _rewritten(plan: Plan, representatives: Mapping[int, int]) -> Plan:
+def _rewrite(plan: Plan, representatives: Mapping[int, int]) -> Plan:
     reused = tuple(
         (plan.buffers[kept_buffer].index, plan.buffers[i].index)
         for i, kept_buffer in representatives.items()

@@ -269,12 +269,12 @@ def _distinct(key: KernelKey, tile: TileShape) -> Iterator[Schedule]:
 def _candidates(key: KernelKey, tile: TileShape) -> Iterable[Schedule]:
     match key.kind:
         case "gemm":
-            return _blocked(Gemm, key["rows"] <= key["panels"] * key["width"])
+            return _list_blockings(Gemm, key["rows"] <= key["panels"] * key["width"])
         case "conv":
             pixels = key["batch"] * key["rows"] * key["pixels"]
-            return _blocked(Conv, pixels <= key["panels"] * key["width"])
+            return _list_blockings(Conv, pixels <= key["panels"] * key["width"])
         case "winograd":
-            return (each for each in _blocked(Winograd, False) if each.row_block <= MAX_PATCHES)
+            return (each for each in _list_blockings(Winograd, False) if each.row_block <= MAX_PATCHES)
         case "depthwise_conv":
             return (Depthwise(n) for n in range(1, 17) if key["pixels"] % n == 0)
         case "expand_depthwise":
@@ -293,7 +293,7 @@ def _candidates(key: KernelKey, tile: TileShape) -> Iterable[Schedule]:
     raise AssertionError(key.kind)
 
 
-def _blocked(kind: type[B], wide: bool) -> Iterator[B]:
+def _list_blockings(kind: type[B], wide: bool) -> Iterator[B]:
     """Panels are an outer loop only where they outweigh the rows: the smaller operand is read repeatedly."""
     for panels_outer in (False, True) if wide else (False,):
         for call_rows in CALL_ROWS:

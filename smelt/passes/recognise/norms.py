@@ -30,7 +30,7 @@ def norm(matcher: Matcher, root: Op) -> Iterator[Found]:
     value = root.results[0]
     if root.name == "stablehlo.add":
         for scaled, rest in matcher.orders(value, "add"):
-            yield from _rearranged(matcher, scaled, rest)
+            yield from _rearrange(matcher, scaled, rest)
             yield from _products(matcher, scaled, rest)
     elif root.name in ("stablehlo.multiply", "stablehlo.divide", "stablehlo.convert"):
         yield from _products(matcher, value, None)
@@ -68,7 +68,7 @@ def _same(matcher: Matcher, centre: tuple[Value, tuple[int, ...]], squares: _Spr
     return matcher.skip_lossless(centre[0]) is matcher.skip_lossless(squares.x) and centre[1] == squares.axes
 
 
-def _rearranged(matcher: Matcher, scaled: Value, rest: Value) -> Iterator[Found]:
+def _rearrange(matcher: Matcher, scaled: Value, rest: Value) -> Iterator[Found]:
     """x * r + (bias - mean * r) with r = scale / sqrt(variance + epsilon): the layer norm of Keras."""
     difference = matcher.pair(rest, "subtract")
     if difference is None:

@@ -85,7 +85,7 @@ def align_row_maximum(edit: Edit, op: Op) -> None:
     start = edit.operands(reduce)[1]
     most = build.reduce(moved, start, dimensions=(order.index(axis),), regions=[body])
     if bound is not None:
-        most = build.maximum(most, build.full(_required(matcher, bound), most.shape))
+        most = build.maximum(most, build.full(_require(matcher, bound), most.shape))
     edit.replace(user.results[0], moved)
     edit.replace(op.results[0], most)
     for old in (user, op, edit.maker(op.operands[0]), reduce):
@@ -98,7 +98,7 @@ def _agree(order: tuple[int, ...], axis: int, reduced: tuple[int, ...]) -> bool:
     return tuple(d if d < axis else d - 1 for d in order if d != axis) == tuple(reduced)
 
 
-def _required(matcher: Matcher, value: Value) -> float:
+def _require(matcher: Matcher, value: Value) -> float:
     number = matcher.number(value)
     assert number is not None
     return number

@@ -312,7 +312,7 @@ def write(program: Program, weights: Mapping[str, Any], path: str | Path) -> Bui
     place = f"{path.name}.data" if built.is_large else None
     model, stored = to_model(built, weights, place)
     if place is not None:
-        write_atomically(path.with_name(place), _padded(stored))
+        write_atomically(path.with_name(place), _pad(stored))
     try:
         write_atomically(path, [model.SerializeToString()])
     except ValueError as error:  # protobuf's limit of 2 GB
@@ -320,7 +320,7 @@ def write(program: Program, weights: Mapping[str, Any], path: str | Path) -> Bui
     return built
 
 
-def _padded(arrays: Sequence[Array]) -> Iterator[bytes | memoryview]:
+def _pad(arrays: Sequence[Array]) -> Iterator[bytes | memoryview]:
     for array in arrays:
         yield array.reshape(-1).view(np.uint8).data if array.size else b""
         yield bytes(-array.nbytes % _ALIGNMENT)

@@ -16,7 +16,7 @@ from smelt.buffer import bytes_text
 from smelt.engine_api import Port
 from smelt.errors import FileError, RunError, ShapeError, UnsupportedError
 from smelt.model import LoadedModel, read
-from smelt.run.loaded import _labelled
+from smelt.run.loaded import _label
 from smelt.shape import Shape
 from smelt.weights import Weights
 from tests import onnx_oracle
@@ -121,11 +121,11 @@ def test_inputs_that_do_not_fit_are_named(pixels: np.ndarray) -> None:
 
 def test_a_number_without_a_label_is_an_error() -> None:
     port = Port("label", Shape("i64", "N"), ("a", "b"))
-    assert _labelled(port, np.array([1, 0])).tolist() == ["b", "a"]
-    assert _labelled(port, np.array([], np.int64)).tolist() == []
+    assert _label(port, np.array([1, 0])).tolist() == ["b", "a"]
+    assert _label(port, np.array([], np.int64)).tolist() == []
     for numbers in ([2], [-1], [0, 7]):
         with pytest.raises(RunError, match="a result without a label"):
-            _labelled(port, np.array(numbers))
+            _label(port, np.array(numbers))
 
 
 @pytest.mark.parametrize("engine", ["native", "reference"])

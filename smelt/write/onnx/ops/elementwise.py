@@ -83,7 +83,7 @@ def _safe_divisor(g: Graph, op: Op) -> bool:
     return value is not None and not np.isin(np.asarray(value.array).astype(object), [0, -1]).any()
 
 
-def _guarded(g: Graph, x: Out, y: Out) -> tuple[Out, Out, Out]:
+def _guard(g: Graph, x: Out, y: Out) -> tuple[Out, Out, Out]:
     """y with 1 in place of 0 and -1, and where it was which."""
     zero = g.call("Equal", y, g.like(0, y), to=i1)
     minus = g.call("Equal", y, g.like(-1, y), to=i1) if y.dtype.kind == "int" else zero
@@ -93,7 +93,7 @@ def _guarded(g: Graph, x: Out, y: Out) -> tuple[Out, Out, Out]:
 def divide(g: Graph, op: Op, x: Out, y: Out) -> Out:
     if not x.dtype.is_integer or _safe_divisor(g, op):
         return g.call("Div", x, y)
-    inside, zero, minus = _guarded(g, x, y)
+    inside, zero, minus = _guard(g, x, y)
     quotient = g.call("Div", x, inside)
     if x.dtype.kind == "int":
         quotient = where(g, minus, g.call("Sub", g.like(0, x), x), quotient)
@@ -104,7 +104,7 @@ def divide(g: Graph, op: Op, x: Out, y: Out) -> Out:
 def _remainder(g: Graph, op: Op, x: Out, y: Out) -> Out:
     if not x.dtype.is_integer or _safe_divisor(g, op):
         return g.call("Mod", x, y, fmod=1)
-    inside, zero, minus = _guarded(g, x, y)
+    inside, zero, minus = _guard(g, x, y)
     rest = g.call("Mod", x, inside, fmod=1)
     return where(g, zero, x, where(g, minus, g.like(0, x), rest) if x.dtype.kind == "int" else rest)
 
@@ -136,7 +136,7 @@ def _clamp(g: Graph, op: Op, low: Out, x: Out, high: Out) -> Out:
 # ---- bits ----
 
 
-def _unsigned(element: DType) -> DType:
+def _as_unsigned(element: DType) -> DType:
     return dtype(f"ui{max(element.bits, 8)}")
 
 
@@ -145,12 +145,12 @@ def _shift(g: Graph, x: Out, by: Out, direction: str) -> Out:
     bits = x.dtype.bits
     if bits < 8:
         refuse("shifts of integers with less than 8 bits")
-    count = g.cast(by, _unsigned(by.dtype))
+    count = g.cast(by, _as_unsigned(by.dtype))
     large = g.call("GreaterOrEqual", count, g.like(bits, count), to=i1)
-    wide = _unsigned(x.dtype) if bits != 16 else dtype("ui32")
-    source = g.cast(g.cast(x, _unsigned(x.dtype)), wide)
+    wide = _as_unsigned(x.dtype) if bits != 16 else dtype("ui32")
+    source = g.cast(g.cast(x, _as_unsigned(x.dtype)), wide)
     moved = g.call("BitShift", source, g.cast(where(g, large, g.like(0, count), count), wide), direction=direction)
-    return where(g, large, g.like(0, x), g.cast(g.cast(moved, _unsigned(x.dtype)), x.dtype))
+    return where(g, large, g.like(0, x), g.cast(g.cast(moved, _as_unsigned(x.dtype)), x.dtype))
 
 
 def _shift_arithmetic(g: Graph, op: Op, x: Out, by: Out) -> Out:
@@ -169,7 +169,7 @@ def _popcnt(g: Graph, op: Op, x: Out) -> Out:
     bits = x.dtype.bits
     if bits < 8:
         refuse("counting bits of integers with less than 8 bits")
-    total = g.cast(x, _unsigned(x.dtype))
+    total = g.cast(x, _as_unsigned(x.dtype))
     width = 1
     while width < bits:
         mask = sum(((1 << width) - 1) << at for at in range(0, bits, 2 * width))
@@ -184,7 +184,7 @@ def _leading_zeros(g: Graph, op: Op, x: Out) -> Out:
     bits, width = x.dtype.bits, 1
     if bits < 8:
         refuse("counting bits of integers with less than 8 bits")
-    filled = g.cast(x, _unsigned(x.dtype))
+    filled = g.cast(x, _as_unsigned(x.dtype))
     while width < bits:
         filled = g.call("BitwiseOr", filled, _shift(g, filled, g.like(width, filled), "RIGHT"))
         width *= 2

@@ -152,7 +152,7 @@ def _reduce_window(g: Graph, op: Op) -> Sequence[Out]:
     filled_all = [_fill(g, g.cast(g.get(op.operands[i]), elements[i]), inits[i], bases, padding) for i in range(count)]
     held = [g.expand(init, sizes) for init in inits]
     for place in product(*map(range, window)):
-        rows = [_shifted(g, x, place, strides, dilations, window, sizes) for x in filled_all]
+        rows = [_shift(g, x, place, strides, dilations, window, sizes) for x in filled_all]
         held = [g.expand(each, sizes) for each in g.apply(region, *held, *rows)]
     return held
 
@@ -191,7 +191,7 @@ def _slide(
     return x
 
 
-def _shifted(
+def _shift(
     g: Graph,
     x: Out,
     place: Sequence[int],
@@ -269,8 +269,8 @@ def _select_and_scatter(g: Graph, op: Op) -> Out:
     chosen = g.constant(-1, i32)
     places = list(product(*map(range, window)))
     for number, place in enumerate(places):
-        row = _shifted(g, filled, place, strides, ones, window, sizes)
-        valid = _shifted(g, inside, place, strides, ones, window, sizes)
+        row = _shift(g, filled, place, strides, ones, window, sizes)
+        valid = _shift(g, inside, place, strides, ones, window, sizes)
         if best is None:
             better = valid
             best = row

@@ -49,10 +49,10 @@ def _reverse(g: Graph, op: Op) -> Out:
 
 def _slice(g: Graph, op: Op) -> Out:
     names = ("start_indices", "limit_indices", "strides")
-    return _sized(g.slice(g.get(op.operands[0]), *(op.attrs[name] for name in names)), op)
+    return _with_size(g.slice(g.get(op.operands[0]), *(op.attrs[name] for name in names)), op)
 
 
-def _sized(x: Out, op: Op) -> Out:
+def _with_size(x: Out, op: Op) -> Out:
     """A tensor with the sizes that the program states."""
     return Out(x.name, x.dtype, shape_of(op.results[0])[1])
 
@@ -60,11 +60,11 @@ def _sized(x: Out, op: Op) -> Out:
 def _pad(g: Graph, op: Op) -> Out:
     x, value = map(g.get, op.operands)
     x = g.spread_elements(x, op.attrs["interior_padding"], value)
-    return _sized(g.pad(x, op.attrs["edge_padding_low"], op.attrs["edge_padding_high"], value), op)
+    return _with_size(g.pad(x, op.attrs["edge_padding_low"], op.attrs["edge_padding_high"], value), op)
 
 
 def _concatenate(g: Graph, op: Op) -> Out:
-    return _sized(g.concat([g.get(value) for value in op.operands], op.attrs["dimension"]), op)
+    return _with_size(g.concat([g.get(value) for value in op.operands], op.attrs["dimension"]), op)
 
 
 def _get_dimension_size(g: Graph, op: Op) -> Out:
