@@ -34,6 +34,11 @@ BODIES = {
       %t = stablehlo.transpose %w, dims = [1, 0] : (tensor<4x4xf32>) -> tensor<4x4xf32>
       %p = stablehlo.dot_general %w, %t, {SQUARE}
       %b = stablehlo.dot_general %a, %p, {TALL}""",
+    "what the loop reads as well": f"""
+      %t = stablehlo.tanh %w : tensor<4x4xf32>
+      %p = stablehlo.dot_general %t, %t, {SQUARE}
+      %s = stablehlo.dot_general %a, %t, {TALL}
+      %b = stablehlo.dot_general %s, %p, {TALL}""",
     "in a loop inside": f"""
       %q:2 = stablehlo.while(%k = %i, %m = %a) : tensor<i64>, tensor<3x4xf32>
       cond {{
