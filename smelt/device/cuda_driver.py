@@ -83,6 +83,7 @@ class CudaDriver:
             raise DeviceError("no CUDA device", got=why, remedy='device="cpu"')
         if number >= count():
             raise DeviceError("no such CUDA device", expected=f"cuda:0 … cuda:{count() - 1}", got=f"cuda:{number}")
+        self.number = number
         self._cuda = api = _api()
         self._device = _checked(api.cuDeviceGet(number), "opening the device")
         self._context = _checked(api.cuDevicePrimaryCtxRetain(self._device), "opening a context")

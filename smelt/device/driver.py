@@ -12,7 +12,9 @@ from smelt.dtype import Array
 
 
 class Driver(Protocol):
-    """A device with memory of its own. Addresses are integers."""
+    """A device with memory of its own. Addresses are integers. `number`: of the device among those of its kind."""
+
+    number: int
 
     def load(self, code: bytes) -> Any:
         """Code as `compile` gave it, loaded."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from smelt.buffer import HostBuffer, in_thread
+from smelt.device.dlpack import CUDA, Imported, export_array, import_array
 from smelt.device.driver import Driver
 from smelt.dtype import Array
 from smelt.errors import RunError
@@ -31,6 +32,17 @@ class Block:
     def __del__(self) -> None:
         if hasattr(self, "_driver") and not sys.is_finalizing():  # the process' end frees all
             self._driver.free(self.address)
+
+
+class Lent(Block):
+    """Memory of another library."""
+
+    __slots__ = ("_owner",)
+
+    def __init__(self, driver: Driver, found: Imported) -> None:
+        self.bytes = math.prod(found.sizes) * found.element.numpy.itemsize
+        self.address = found.address
+        self._owner = found.owner
 
 
 class GpuBuffer:
@@ -109,6 +121,20 @@ class GpuBuffer:
     def give_away(self, reason: str = "was donated") -> None:
         """Drop the memory: a result has it now, or it is free."""
         self._block, self._gone = None, reason
+
+    def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
+        """The memory itself, for torch, JAX or CuPy on this device. What computes it has ended."""
+        self.wait()
+        return export_array(self.address, self.shape.numbers(), self.shape.element, self.client.number, self.block)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return CUDA, self.client.number
+
+    @staticmethod
+    def from_dlpack(client: Driver, given: Any, what: str) -> GpuBuffer:
+        """The memory of another library's array on this device, without a copy."""
+        found = import_array(given.__dlpack__(), what)
+        return GpuBuffer(client, Shape.of(found.element, found.sizes), Lent(client, found))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.array(self.numpy(), dtype=dtype)

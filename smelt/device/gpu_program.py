@@ -18,6 +18,7 @@ import numpy as np
 from smelt.abi import NO_MEMORY, UNFIT
 from smelt.buffer import bytes_text, check_array, check_shape
 from smelt.device.api import Arrays, Memory
+from smelt.device.dlpack import CUDA
 from smelt.device.driver import Driver
 from smelt.device.entry import Entry, solve_symbols
 from smelt.device.gpu_buffer import Block, GpuBuffer
@@ -120,6 +121,10 @@ def bring(driver: Driver, given: Any, shape: Shape, what: str) -> GpuBuffer:
             raise RunError(f"{what} is on another device", remedy="bring it here: platform.put(buffer)")
         check_shape(given.shape, shape, what)
         return given
+    if getattr(given, "__dlpack_device__", None) is not None and given.__dlpack_device__() == (CUDA, driver.number):
+        lent = GpuBuffer.from_dlpack(driver, given, what)
+        check_shape(lent.shape, shape, what)
+        return lent
     array = check_array(given.numpy() if hasattr(given, "numpy") else given, shape, what)
     return GpuBuffer.of(driver, array, shape)
 

@@ -72,7 +72,7 @@ def compile_emulated(text: str, machine: str = "sm_90") -> bytes:
 class EmulatedDriver:
     """The calls of `device.driver.Driver`. Every write outside of an allocation is found."""
 
-    name, capability, memory = "an emulated GPU", (9, 0), (1 << 34, 1 << 34)
+    name, capability, memory, number = "an emulated GPU", (9, 0), (1 << 34, 1 << 34), 0
 
     def __init__(self) -> None:
         self.held: dict[int, tuple[Any, int]] = {}

@@ -11,8 +11,9 @@ import pytest
 import smelt
 import smelt.llm
 from smelt.buffer import HostBuffer
-from smelt.device import cpu
+from smelt.device import cpu, dlpack
 from smelt.device.cuda import TARGETS
+from smelt.device.gpu_buffer import GpuBuffer
 from smelt.dtype import dtype
 from smelt.engine.native import NativeEngine, compile_all
 from smelt.engine.reference import ReferenceEngine
@@ -144,6 +145,49 @@ def test_state_stays_on_the_device(emulated: EmulatedCuda) -> None:
         used.numpy()
     kept = added(state, weight, keep=True)
     np.testing.assert_array_equal(kept.numpy() - state.numpy(), np.arange(8))
+
+
+def test_memory_is_shared_by_dlpack(emulated: EmulatedCuda) -> None:
+    """An array that another library gives is used where it is, and lives until its last user is gone."""
+
+    class Theirs:
+        """Stands for an array of torch or CuPy on the device."""
+
+        def __init__(self, buffer: GpuBuffer) -> None:
+            self.buffer = buffer
+
+        def __dlpack__(self) -> Any:
+            return self.buffer.__dlpack__()
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return self.buffer.__dlpack_device__()
+
+    driver = emulated.emulated
+    (made,) = compile_all([parse(ADD)], emulated.target())
+    assert not isinstance(made, SmeltError)
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    ours = GpuBuffer.of(driver, x, Shape("f32", 2, 3))
+    np.testing.assert_array_equal(made(Theirs(ours))[0].numpy(), x + x)
+    lent = GpuBuffer.from_dlpack(driver, ours, "x")
+    assert lent.address == ours.address
+    address, before = ours.address, len(dlpack._exported)
+    ours.delete()
+    np.testing.assert_array_equal(lent.numpy(), x)
+    assert address in driver.held
+    lent.delete()
+    assert address not in driver.held
+    assert len(dlpack._exported) == before - 1
+    unused = GpuBuffer.of(driver, x, Shape("f32", 2, 3)).__dlpack__()
+    del unused
+    assert len(dlpack._exported) == before - 1
+    with pytest.raises(ShapeError):
+        made(Theirs(GpuBuffer.of(driver, x[:1], Shape("f32", 1, 3))))
+
+
+ADD = """func.func @main(%x: tensor<2x3xf32>) -> tensor<2x3xf32> {
+  %0 = stablehlo.add %x, %x : tensor<2x3xf32>
+  return %0 : tensor<2x3xf32>
+}"""
 
 
 def test_bundles(emulated: EmulatedCuda, tmp_path: Path) -> None:
