@@ -70,8 +70,11 @@ SMELT_INLINE smelt_mma_int8_right smelt_mma_int8_unpack_right(smelt_words b) {{ 
 SMELT_INLINE smelt_words smelt_mma_int8_dot(smelt_words c, smelt_mma_int8_left a, smelt_mma_int8_right b) {{
 #if defined(__clang__) && __clang_major__ < 21
   return SMELT_DOT(c, a, b);
-#else
+#elif defined(__AVX512VNNI__) && ({bytes} == 64 || defined(__AVX512VL__))
   __asm__("vpdpbusd %2, %1, %0" : "+v"(c) : "v"(a), "v"(b));
+  return c;
+#else  /* assemblers take the encoding of AVX-512 unless they are told */
+  __asm__("%{{vex%}} vpdpbusd %2, %1, %0" : "+x"(c) : "x"(a), "x"(b));
   return c;
 #endif
 }}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import platform
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,7 @@ from smelt.device import cpu
 from smelt.device.runtime import runtime
 from smelt.dim import symbol
 from smelt.dtype import Array
+from smelt.engine.compile import emit_source, plan_program
 from smelt.engine.native import compile_all
 from smelt.engine_api import Executable
 from smelt.errors import DeviceError, VerifyError
@@ -170,3 +174,15 @@ def test_other_types_are_refused() -> None:
     f = FuncBuilder("main", [Shape("i8", 1, 2, 4), Shape("i8", 1, 1, 1, 16)])
     with pytest.raises(VerifyError, match="ui8, i8 and i32"):
         f.op("smelt.packed_dot", f.args[0], f.args[1], layout=layout.panels(4, 4), result=Shape("i32", 1, 2, 4))
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="needs an assembler for x86-64")
+def test_vnni_of_processors_without_avx512(tmp_path: Path) -> None:
+    """They know vpdpbusd with a VEX prefix alone; the bytes of AVX-512 would be an illegal instruction."""
+    target = cpu.target("avx2")
+    plans = plan_program(product(1, 1, 6, 64, 16, 16), target)
+    library = tmp_path / "program.so"
+    cpu.compile_to(library, emit_source([plans]).text(), "-mavxvnni", processor=target)
+    code = library.read_bytes()
+    assert re.search(rb"\xc4[\x02-\xe2][\x04-\x7d]\x50", code)  # VEX.256.66.0F38.W0 50
+    assert not re.search(rb"\x62[\x02-\xf2][\x05-\x7d][\x20-\x28]\x50", code)  # EVEX.256.66.0F38.W0 50
