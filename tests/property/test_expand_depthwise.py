@@ -21,6 +21,7 @@ from smelt.ir.interpret import run
 from smelt.ir.ops.window import window_count
 from smelt.kernel.emit.c import Source
 from smelt.kernel.loops import parallelise
+from smelt.passes.quantise import with_precision
 from smelt.shape import Shape
 from smelt.target import tile_shape
 
@@ -70,13 +71,13 @@ class Case:
     def __str__(self) -> str:
         return str({name: value for name, value in vars(self).items() if name != "arguments"})
 
-    def program(self, shared: bool, kind: str = "f32", open: bool = False) -> Program:
-        """`open`: the image may have any size."""
+    def program(self, shared: bool, kind: str = "f32", open: bool = False, constant: bool = False) -> Program:
+        """`open`: the image may have any size. `constant`: weights are constants, not arguments."""
         shapes = [Shape(kind, *each.shape) for each in self.arguments]
         if open:
             shapes[0] = Shape(kind, "B", "H", "W", self.depth)
-        f = FuncBuilder("main", shapes)
-        x, matrix, bias, kernel = f.args
+        f = FuncBuilder("main", shapes[:1] if constant else shapes)
+        x, matrix, bias, kernel = (*f.args, *map(f.constant, self.arguments[1:])) if constant else f.args
         batch, *sizes, _ = x.shape.sizes
         wide = Shape.of(x.shape.dtype, (batch, *sizes, self.channels))
         plain: dict[str, Any] = {"dimension_numbers": LAST, "batch_group_count": 1}
@@ -141,3 +142,27 @@ def test_fused_expand_depthwise_has_the_same_bits(seed: int, monkeypatch: pytest
         (size,) = run(case.program(shared=False, kind="f64"), [np.abs(each) for each in wide])
         assert (np.abs(got - exact) <= 64 * np.finfo(np.float32).eps * (np.abs(size) + 1)).all(), str(case)
     assert made > CASES
+
+
+def test_int8_expansions_are_fused_with_the_same_bits(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    cases = [case for case in (Case(random) for _ in range(40)) if case.depth >= 16 and case.channels >= 16][:4]
+    source = Source(tile_shape(cpu.target()))
+    planned = {}
+    for i, case in enumerate(cases):
+        for way, (shared, open) in WAYS.items():
+            program = with_precision(case.program(shared, open=open, constant=True), "int8")
+            planned[i, way] = compile.plan_program(program)
+            compile.emit_plan(planned[i, way], source, f"p{i}_{way}")
+    library = cpu.build(source.texts(4))
+    made = 0
+    for i, case in enumerate(cases):
+        alone, for_any, both = (compile.link_executable(library, f"p{i}_{way}", planned[i, way]) for way in WAYS)
+        kinds = [{problem.kind for problem in planned[i, way].chosen} for way in WAYS]
+        made += sum("expand_depthwise" in each for each in kinds[:2])
+        assert "expand_depthwise" not in kinds[2]
+        (got,), (opened,), (want, _) = (each(case.arguments[0]) for each in (alone, for_any, both))
+        assert got.tobytes() == opened.tobytes() == want.tobytes(), str(case)
+        (exact,) = run(case.program(shared=False, kind="f64"), [each.astype(np.float64) for each in case.arguments])
+        assert np.abs(got - exact).max() <= 0.05 * np.abs(exact).max(), str(case)
+    assert made > len(cases)

@@ -18,13 +18,14 @@ from smelt.frozen import Frozen
 from smelt.ir.core import Op, Value
 from smelt.ir.ops import OPS
 from smelt.ir.ops.packed import Taps, taps_of
-from smelt.kernel.build.gemm import Columns, Panels, chunk_bounds, form_of, min_chunks, multiply
+from smelt.kernel.build.gemm import Columns, Panels, chunk_bounds, form_of, min_chunks, multiply, required_form
 from smelt.kernel.build.sinks import Output
-from smelt.kernel.loops.form import F32
+from smelt.kernel.loops.form import F32, INT8, Form
 from smelt.kernel.loops.grammar import Amount, Expr, Number, Quotient, Remainder, add, scale
 from smelt.kernel.loops.nest import ExpandedImage, Nest, tensor
 from smelt.kernel.tune.schedules import ROWS, ExpandDepthwise, KernelKey, RowBands, largest_divisor
 
+FORMS = (F32, INT8)  # of the GEMM
 MAX_OPS = 40  # ops between the GEMM and the depthwise convolution
 MAX_BYTES = 256 << 10  # bytes of the local buffer of rows
 LANES = 16  # f32 lanes of the widest vectors
@@ -69,7 +70,7 @@ def _gemms_behind(value: Value, depends: dict[Value, bool]) -> set[Op]:
     op = value.op
     if op is None or len(depends) > MAX_OPS:
         return set()
-    if op.name == "smelt.packed_dot" and form_of(op) is F32:
+    if op.name == "smelt.packed_dot" and form_of(op) in FORMS:
         depends[value] = True
         return {op}
     if op.name != "stablehlo.reshape" and not OPS[op.name].elementwise:
@@ -100,7 +101,7 @@ def expand_depthwise(nest: Nest, op: Op, output: Output, image: ExpandedImage) -
         first, rows = chunk_bounds(nest, chunk, conv.out[0], chunks)
         left, wide = chunk_bounds(nest, segment, conv.out[1], segments)
         expanded = nest.tile("made", f32, conv.needed(bands.max_rows) * row_size)
-        columns = Columns.of(nest, panel, conv.width, conv.channels)
+        columns = Columns.of(nest, panel, conv.width, conv.channels, conv.form.total)
         with nest.loop(nest.let(Quotient(nest.let(add(rows, band - 1)), band)), "ordered") as iteration:
             done = nest.let(scale(iteration, band))
             count = nest.apply("minimum", Amount(band), nest.let(add(rows, scale(done, -1))), dtype=i64)
@@ -156,19 +157,21 @@ class _Conv(Frozen):
     channels: int
     panels: int
     width: int
+    form: Form
 
     @staticmethod
     def of(op: Op, image: ExpandedImage) -> _Conv:
         batch, down, columns_in, channels = tensor(op.result).sizes
         *window, _ = tensor(op.operands[1]).sizes
-        _, panels, _, width = tensor(image.dot.operands[1]).sizes
+        form, (_, panels, _, line) = required_form(image.dot), tensor(image.dot.operands[1]).sizes
         assert isinstance(channels, int)
         assert isinstance(panels, int)
-        assert isinstance(width, int)
+        assert isinstance(line, int)
         _, y, x, _ = tensor(image.last).sizes
         taps = taps_of({**op.attrs, "window": window})
         segment = max(1, SEGMENT // taps.strides[1])
-        conv = _Conv(taps, batch, (y, x), (down, columns_in), segment, channels, panels, width)
+        width = line // form.k_pack
+        conv = _Conv(taps, batch, (y, x), (down, columns_in), segment, channels, panels, width, form)
         if isinstance(columns_in, int):
             whole = conv.replace(segment=max(1, columns_in))
             return whole if whole.fits else conv
@@ -304,7 +307,8 @@ class _Expand(Frozen):
         """The GEMM for the pixels inside: all rows at once if rows are whole, else row by row."""
         nest, (height, width), pitch = self.nest, self.conv.image, self.conv.pitch
         most, panel = bands.gemm_rows, self.conv.width
-        tile = nest.tile("tile", f32, bands.max_gemm_rows * panel)
+        form = self.conv.form
+        tile = nest.tile("tile", form.total, bands.max_gemm_rows * panel)
         rows = nest.let(add(down.end, scale(down.begin, -1)))
         wide = nest.let(add(columns_in.end, scale(columns_in.begin, -1)))
         is_segmented = Amount(minimum(self.conv.segments - 1, 1))  # 1 if a row has several segments
@@ -320,15 +324,15 @@ class _Expand(Frozen):
             used = nest.apply("minimum", Amount(most), nest.let(add(rows, scale(first, -1))), dtype=i64)
             row_size = nest.let(add(down.begin, each))
             start = nest.let(add(scale(add(scale(self.number, height), row_size), width), columns_in.begin, first))
-            here = Panels(self.panel, None, 0, self.columns.width, self.conv.channels, f32, self.columns)
-            multiply(nest, self.image.dot, tile, (Number(0), start, used), here, ROWS)
+            here = Panels(self.panel, None, 0, self.columns.width, self.conv.channels, form.total, self.columns)
+            multiply(nest, self.image.dot, tile, (Number(0), start, used), here, ROWS, form)
             with nest.loop(used, "ordered") as row:
                 at = nest.let(add(first, row))
                 y = nest.let(add(row_size, Quotient(at, width)))
                 x = nest.let(add(columns_in.begin, Remainder(at, width)))
                 pixel = scale(add(scale(down.position(y), self.conv.columns_in), columns_in.position(x)), pitch)
                 with nest.loop(self.columns.used, "lane") as j:
-                    nest.values[self.image.dot.result] = nest.read(tile, add(scale(row, panel), j), f32)
+                    nest.values[self.image.dot.result] = nest.read(tile, add(scale(row, panel), j), form.total)
                     element = nest.pull(self.image.last, (self.number, y, x, add(self.columns.first, j)))
                     del nest.values[self.image.dot.result]
                     nest.write(self.expanded, add(pixel, j), element)
