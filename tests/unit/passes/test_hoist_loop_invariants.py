@@ -37,8 +37,8 @@ BODIES = {
     "what the loop reads as well": f"""
       %t = stablehlo.tanh %w : tensor<4x4xf32>
       %p = stablehlo.dot_general %t, %t, {SQUARE}
-      %s = stablehlo.dot_general %a, %t, {TALL}
-      %b = stablehlo.dot_general %s, %p, {TALL}""",
+      %u = stablehlo.add %p, %t : tensor<4x4xf32>
+      %b = stablehlo.dot_general %a, %u, {TALL}""",
     "in a loop inside": f"""
       %q:2 = stablehlo.while(%k = %i, %m = %a) : tensor<i64>, tensor<3x4xf32>
       cond {{
