@@ -17,8 +17,11 @@ from smelt.errors import MemoryLimitError, ShapeError, UnsupportedError
 from smelt.ir.core import Program
 from smelt.ir.interpret import run
 from smelt.ir.verify import verify
+from smelt.passes import recompute
 from smelt.passes.recompute import use_less_memory
 from smelt.tensor.jit.trace import trace
+from tests.property.grad_programs import SIZES as AXES
+from tests.property.grad_programs import draw_program
 
 LAYERS, WIDTH, ROWS = 8, 64, 8192
 SIZES = transformer.Sizes(vocabulary=7, width=16, layers=2, heads=2, context=32, batch=4)
@@ -96,3 +99,24 @@ def test_computing_again_gives_the_same_bits() -> None:
         verify(version)
         for got, want in zip(run(version, given), wanted, strict=True):
             np.testing.assert_array_equal(got, want)
+
+
+def test_random_gradients_stay_the_same(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """All versions of random programs, however small their values."""
+    monkeypatch.setattr(recompute, "LARGE", 1)
+    longer = 0
+    for number in range(12):
+        rng = np.random.default_rng([seed, number])
+        pair = draw_program(rng)
+        arrays = [rng.uniform(-1, 1, [AXES[n] for n in names]).astype(np.float32) for names in pair.inputs]
+        shapes = [f"f32[{', '.join(f'{n}={AXES[n]}' for n in names)}]" for names in pair.inputs]
+        step = smelt.value_and_grad(pair.on_tensors, tuple(range(len(arrays))))
+        (path,) = trace(lambda *given, of=step: of(*given), *map(smelt.symbolic, shapes)).paths
+        lowered = lower(path.program)
+        versions = list(use_less_memory(lowered))
+        longer += len(versions[-1].main.body.ops) > len(lowered.main.body.ops)
+        for version in versions:
+            verify(version)
+            for got, want in zip(run(version, arrays), run(lowered, arrays), strict=True):
+                np.testing.assert_array_equal(got, want)
+    assert longer
