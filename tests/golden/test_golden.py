@@ -1,4 +1,5 @@
-"""Every stage of compilation as text: NAME.mlir is compiled for avx2, NAME.txt holds what each stage prints.
+"""Every stage of compilation as text: NAME.mlir is compiled for avx2, NAME.txt holds what each stage prints; NAME.cuda.txt
+holds kernels for a GPU.
 
 The texts are documentation, too. `pytest tests/golden --update-golden` writes them again; read the difference.
 """
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from smelt.cli.show import show
+from smelt.device.cuda import TARGETS
 from smelt.engine.compile import emit_source, lower, plan_program
 from smelt.ir.text import parse, print_program
 
@@ -41,7 +43,17 @@ def test_stages_print_what_they_did(
 ) -> None:
     monkeypatch.setenv("SMELT_TARGET", "avx2")
     monkeypatch.setenv("SMELT_TUNING", "off")
-    got, golden = stages(path, capsys), path.with_suffix(".txt")
+    check(stages(path, capsys), path.with_suffix(".txt"), request)
+
+
+def test_kernels_of_a_gpu(request: pytest.FixtureRequest) -> None:
+    """CUDA: a row for each warp, reductions by shuffles in the order of a processor's lanes."""
+    path = HERE / "softmax.mlir"
+    plan = plan_program(parse(path.read_text()), TARGETS["sm_80"])
+    check("\n".join(emit_source([plan]).parts), path.with_suffix(".cuda.txt"), request)
+
+
+def check(got: str, golden: Path, request: pytest.FixtureRequest) -> None:
     if request.config.getoption("--update-golden"):
         golden.write_text(got)
     want = golden.read_text()
