@@ -1,5 +1,5 @@
-"""Every stage of compilation as text: NAME.mlir is compiled for avx2, NAME.txt holds what each stage prints; NAME.cuda.txt
-holds kernels for a GPU.
+"""Every stage of compilation as text: NAME.mlir is compiled for avx2, NAME.txt holds what each stage prints, and
+NAME.cuda.txt kernels for a GPU.
 
 The texts are documentation, too. `pytest tests/golden --update-golden` writes them again; read the difference.
 """
