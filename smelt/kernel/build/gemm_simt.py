@@ -89,7 +89,8 @@ def _few_rows(nest: Nest, op: Op, output: Output, form: Form, here: Size) -> Non
     assert isinstance(line, int)
     width = line // form.k_pack
     large = not isinstance(columns, int) or columns >= MANY_COLUMNS
-    wide = 32 if large or (isinstance(rows, int) and rows > FEW_ROWS) else 16
+    several = isinstance(rows, int) and rows > FEW_ROWS  # then each block reads many rows: better for more columns
+    wide = 16 << (large + several) if width % 64 == 0 else 16
     with nest.loops((groups * here, ceildiv(columns, wide))) as (group, number):
         panel, share = (nest.let(each) for each in split(number, width // wide))
         before = nest.let(scale(number, wide))

@@ -105,9 +105,9 @@ template <> struct smelt_left<f32> {
 };
 """
 FEW = """\
-template <int GROUPS, int TILES, class L> inline void smelt_few_rows(int lane, f32 *part, i64 rows, const L *a, i64 row,
+template <int GROUPS, int TILES, class L> inline void smelt_few_rows(int lane, i64 rows, const L *a, i64 row,
     const ui16 *b, i64 line, i64 count, f32 *acc, i64 width, i64 columns) {
-  enum { PARTS = smelt_left<L>::PARTS, STEPS = 4 / TILES, WIDE = 16 * TILES, HIGH = 8 * GROUPS };
+  enum { PARTS = smelt_left<L>::PARTS, STEPS = 4 / TILES };
   const int warp = lane / 32, group = lane % 32 / 4, member = lane % 4;
   const i64 lines = (count + 7) / 8, turns = (lines + 31) / 32;
   const bool whole = count % 8 == 0 && ((ui64)a | (ui64)(row * (i64)sizeof(L))) % 16 == 0;
@@ -158,27 +158,25 @@ template <int GROUPS, int TILES, class L> inline void smelt_few_rows(int lane, f
     load(held, turn + 2 * STEPS);
     multiply(next, turn + STEPS);
   }
+  for (int w = 0; w < 8; w++) {  // the sums of the warps, in order
+    if (warp == w)
 #pragma unroll
-  for (int t = 0; t < TILES; t++)
+      for (int t = 0; t < TILES; t++)
 #pragma unroll
-    for (int g = 0; g < GROUPS; g++)
+        for (int g = 0; g < GROUPS; g++)
 #pragma unroll
-      for (int e = 0; e < 4; e++)
-        part[(warp * HIGH + 8 * g + 2 * member + e % 2) * WIDE + 16 * t + group + e / 2 * 8] = sum[t][g][e];
-  __syncthreads();
-  for (int at = lane; at < rows * WIDE; at += 256) {
-    if (at % WIDE >= columns) continue;
-    f32 total = part[at];
-    for (int w = 1; w < 8; w++) total += part[w * HIGH * WIDE + at];
-    acc[at / WIDE * width + at % WIDE] = total;
+          for (int e = 0; e < 4; e++) {
+            const int r = 8 * g + 2 * member + e % 2, c = 16 * t + group + e / 2 * 8;
+            if (r < rows && c < columns) acc[r * width + c] = w ? acc[r * width + c] + sum[t][g][e] : sum[t][g][e];
+          }
+    __syncthreads();
   }
 }
 template <int TILES, class L> inline void smelt_few(int lane, i64 rows, const L *a, i64 row, const ui16 *b, i64 line,
     i64 count, f32 *acc, i64 width, i64 columns) {
-  __shared__ f32 part[8 * 32 * 16 * TILES];
-  if (rows <= 8) smelt_few_rows<1, TILES>(lane, part, rows, a, row, b, line, count, acc, width, columns);
-  else if (rows <= 16) smelt_few_rows<2, TILES>(lane, part, rows, a, row, b, line, count, acc, width, columns);
-  else smelt_few_rows<4, TILES>(lane, part, rows, a, row, b, line, count, acc, width, columns);
+  if (rows <= 8) smelt_few_rows<1, TILES>(lane, rows, a, row, b, line, count, acc, width, columns);
+  else if (rows <= 16) smelt_few_rows<2, TILES>(lane, rows, a, row, b, line, count, acc, width, columns);
+  else smelt_few_rows<4, TILES>(lane, rows, a, row, b, line, count, acc, width, columns);
 }
 """
 TILE = """\
