@@ -14,16 +14,18 @@ from smelt.llm.store import resolve
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from smelt.llm.cross_encoder import CrossEncoder as CrossEncoder
     from smelt.llm.embedding import EmbeddingModel as EmbeddingModel
     from smelt.llm.language_model import LanguageModel as LanguageModel
     from smelt.llm.request import Answer as Answer
     from smelt.llm.request import Piece as Piece
     from smelt.llm.sample import Sampling as Sampling
 
-__all__ = ["Answer", "EmbeddingModel", "LanguageModel", "Piece", "Sampling", "load"]
+__all__ = ["Answer", "CrossEncoder", "EmbeddingModel", "LanguageModel", "Piece", "Sampling", "load"]
 
 _NAMES = {
     "Answer": "request",
+    "CrossEncoder": "cross_encoder",
     "EmbeddingModel": "embedding",
     "LanguageModel": "language_model",
     "Piece": "request",
@@ -52,7 +54,7 @@ def load(
     of keys and values in memory: "f32", "f16" or "bf16"; "f16" by default where activations are rounded.
     Weights, steps and cache stay within `memory_limit`; a model that cannot is refused before anything is loaded. Up to
     `sequences` (64) requests are computed at once. The folder of an encoder gives an `EmbeddingModel`, which has
-    `embed`. A bundle has its precision and its type of keys and values already.
+    `embed`, or a `CrossEncoder`, which has `score`. A bundle has its precision and its type of keys and values already.
     """
     given = {"device": device, "engine": engine, "context": context, "precision": precision}
     given |= {"cache": cache, "memory_limit": memory_limit, "sequences": sequences}

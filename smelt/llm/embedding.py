@@ -11,6 +11,7 @@ import numpy as np
 from smelt.dtype import Array
 from smelt.engine import platform as platform_of
 from smelt.errors import RunError, UnsupportedError
+from smelt.llm.cross_encoder import CrossEncoder, read_head
 from smelt.llm.encoder import Encoder, EncoderConfig, encoder_weights, read_encoder
 from smelt.llm.pooling import Pooling
 from smelt.llm.sentence_files import read_pooling
@@ -104,7 +105,9 @@ class EmbeddingModel:
         self.close()
 
 
-def load_encoder(folder: Path, said: dict[str, Any], device: str, engine: str, context: int | None) -> EmbeddingModel:
+def load_encoder(
+    folder: Path, said: dict[str, Any], device: str, engine: str, context: int | None
+) -> EmbeddingModel | CrossEncoder:
     """An encoder's folder; `said` is its configuration."""
     config = read_encoder(said, str(folder / "config.json"))
     pooling = read_pooling(folder)
@@ -115,9 +118,15 @@ def load_encoder(folder: Path, said: dict[str, Any], device: str, engine: str, c
             got=context,
             remedy=f"context={config.context}, or less",
         )
-    weights, formats = encoder_weights(checkpoint.open(folder), config)
+    stored = checkpoint.open(folder)
+    head = read_head(stored, said)
+    weights, formats = encoder_weights(stored, config)
     model = instantiate(Encoder, weights, strict=True, config=config, formats=formats)
     facts = ("B >= 1", "S >= 1", f"S <= {config.context}")
+    if head is not None:
+        texts = ("i32[b=B, s=S]", "i32[b=B]", "i32[b=B, s=S]")
+        pairs = compile(model.encode_pair, *texts, platform=platform_of(device, engine), facts=facts)
+        return CrossEncoder(folder, config, pairs.prepare(weights), head, context or config.context)
     made = compile(model.encode, "i32[b=B, s=S]", "i32[b=B]", platform=platform_of(device, engine), facts=facts)
     most = context or min(pooling.most or config.context, config.context)
     return EmbeddingModel(folder, config, made.prepare(weights), pooling, most)

@@ -22,6 +22,10 @@ from smelt.tensor.ops.elementwise import outer
 from smelt.tensor.ops.move import arange
 from smelt.weights import Stored, Weights
 
+_HARMLESS = HARMLESS | {
+    *("hidden_dropout_prob", "attention_probs_dropout_prob", "gradient_checkpointing", "problem_type"),
+    *("id2label", "label2id", "num_labels", "sbert_ce_default_activation_function", "sentence_transformers"),
+}
 _IGNORED = ("position_ids", "pooler.", "cls.", "lm_head.", "classifier.")
 _NAMES = {
     "embed.weight": "embeddings.word_embeddings.weight",
@@ -63,9 +67,7 @@ class EncoderConfig:
 
 
 def read_encoder(config: Mapping[str, Any], where: str) -> EncoderConfig:
-    fields = Fields(
-        config, where, HARMLESS | {"hidden_dropout_prob", "attention_probs_dropout_prob", "gradient_checkpointing"}
-    )
+    fields = Fields(config, where, _HARMLESS)
     family = fields.text("model_type")
     if family not in ENCODERS:
         raise UnsupportedError(f"{where}: unknown encoder", expected=", ".join(ENCODERS), got=family)
@@ -165,9 +167,16 @@ class Encoder(Model):
 
     def encode(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """Tokens i32[b, s] of which `lengths` i32[b] count → the last layer's states, f32[b, s, d]."""
+        return self._states(tokens, lengths, self.types.dense().slice(y=slice(0, 1)).squeeze("y"))
+
+    def encode_pair(self, tokens: Tensor, lengths: Tensor, kinds: Tensor) -> Tensor:
+        """The same for two texts one after the other; `kinds` i32[b, s] says which of them a token belongs to."""
+        return self._states(tokens, lengths, self.types.dense().take(kinds, "y"))
+
+    def _states(self, tokens: Tensor, lengths: Tensor, types: Tensor) -> Tensor:
         places = arange(tokens.size("s"), "s", i32)
         x = self.embed.dense().take(tokens, "v") + self.positions.dense().take(places + self._first, "p")
-        x = self.norm(x + self.types.dense().slice(y=slice(0, 1)).squeeze("y"))
+        x = self.norm(x + types)
         seen = outer("-", lengths, arange(tokens.size("s"), "t", i32)) > 0
         for layer in self.layers:
             x = layer(x, seen)

@@ -87,6 +87,15 @@ class Tokenizer:
 
     def encode_up_to(self, text: str, most: int) -> list[int]:
         """The same for at most `most` tokens: the text is truncated, special tokens around it stay."""
+        return self._cut_to(most).encode(text)
+
+    def encode_pair(self, first: str, second: str, most: int) -> tuple[list[int], list[int]]:
+        """Tokens of two texts, and for each to which text it belongs (0 or 1). The longer text is truncated first."""
+        with _refusing(f"{self.source}: the texts cannot be encoded"):
+            found = self._cut_to(most)._inner.encode(first, second)
+            return list(found.ids), list(found.type_ids)
+
+    def _cut_to(self, most: int) -> Tokenizer:
         package = _package()
         if self._cutting is None or self._cutting[0] != most:
             text_of_self = self.to_json()
@@ -94,7 +103,7 @@ class Tokenizer:
                 copy = package.Tokenizer.from_str(text_of_self)
                 copy.enable_truncation(most)
             self._cutting = (most, Tokenizer(copy, self.source))
-        return self._cutting[1].encode(text)
+        return self._cutting[1]
 
     def to_json(self) -> str:
         """The tokenizer as the text of a `tokenizer.json`, which neither pads nor truncates."""

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from smelt.errors import UnsupportedError
-from smelt.llm import EmbeddingModel, LanguageModel, Piece
+from smelt.llm import CrossEncoder, EmbeddingModel, LanguageModel, Piece
 from smelt.serve.config import Config
 from smelt.serve.http import Request
 from smelt.serve.keys import Keys
@@ -89,8 +89,14 @@ class Languages:
     def get(self, name: str) -> Version:
         found = self._find(name)
         if not isinstance(found.loaded, LanguageModel):
-            raise RequestError(f"{name} makes embeddings and no text", remedy="POST /v1/embeddings")
+            raise RequestError(f"{name} makes no text", remedy="POST /v1/embeddings, or /v1/rerank for a cross-encoder")
         return found
+
+    def open_ranker(self, request: Request, name: str) -> Version:
+        """A model that ranks texts: a cross-encoder, or one that makes embeddings."""
+        self.keys.check_model(request.key, name)
+        found = self._find(name)
+        return found if isinstance(found.loaded, CrossEncoder) else self.get_encoder(name)
 
     def get_encoder(self, name: str) -> Version:
         found = self._find(name)

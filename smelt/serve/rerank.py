@@ -1,4 +1,5 @@
-"""`/v1/rerank` (also `/rerank`): which documents are nearest to a query, by the cosine of their embeddings.
+"""`/v1/rerank` (also `/rerank`): which documents are nearest to a query, by a cross-encoder, or by the cosine of
+embeddings.
 
 The fields are those that Cohere and Jina have and other servers took over.
 """
@@ -11,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from smelt.llm import EmbeddingModel
+from smelt.llm import CrossEncoder, EmbeddingModel
 from smelt.serve.http import Request, Response, Routes, json_response, read_json
 from smelt.serve.language import Languages, encode
 from smelt.serve.models import Version
@@ -44,7 +45,7 @@ class Rerank:
     async def rerank(self, request: Request) -> Response:
         body = await request.body(self.config.max_body, self.config.body_timeout)
         asked = read_json(_RERANK, body, "the request")
-        version = self.languages.open_encoder(request, asked.model)
+        version = self.languages.open_ranker(request, asked.model)
         texts = [each if isinstance(each, str) else each.text for each in asked.documents]
         if not texts:
             raise RequestError("there are no documents", expected="a list of texts")
@@ -60,7 +61,10 @@ class Rerank:
 
 
 def _score(version: Version, query: str, texts: list[str]) -> tuple[list[float], int]:
-    model: EmbeddingModel = version.loaded
+    model: EmbeddingModel | CrossEncoder = version.loaded
+    if isinstance(model, CrossEncoder):
+        logits, tokens = model.score(query, texts)
+        return (1 / (1 + np.exp(-logits.astype(np.float64)))).tolist(), tokens
     found = model.embed([query, *texts]).astype(np.float64)
     found /= np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
     tokens = sum(len(encode(version, text)) for text in [query, *texts])

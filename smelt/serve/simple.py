@@ -17,7 +17,7 @@ import numpy as np
 from smelt.dtype import Array
 from smelt.engine_api import Port
 from smelt.errors import SmeltError
-from smelt.llm import LanguageModel
+from smelt.llm import CrossEncoder, LanguageModel
 from smelt.serve.http import Request, Response, Routes, json_response, read_json
 from smelt.serve.keys import Keys
 from smelt.serve.models import Version
@@ -169,9 +169,11 @@ def describe(version: Version) -> dict[str, Any]:
 
 
 def kind_of(version: Version) -> str:
-    """`tensors`, `chat` or `embedding`: what a client can ask for. One that is not loaded counts as `chat`."""
+    """`tensors`, `chat`, `embedding` or `ranking`: what can be asked for. One that is not loaded counts as `chat`."""
     if not version.language:
         return "tensors"
+    if isinstance(version.loaded, CrossEncoder):
+        return "ranking"
     return "chat" if version.loaded is None or isinstance(version.loaded, LanguageModel) else "embedding"
 
 

@@ -2,7 +2,7 @@
 
 import { ask, bytesText, el, key, numberText, Refused, send } from "./api.js";
 import { Chart, Sparkline } from "./chart.js";
-import { chatPanel, embeddingPanel } from "./chat.js";
+import { chatPanel, embeddingPanel, rankingPanel } from "./chat.js";
 import { programPanel } from "./program.js";
 import { signaturePanel, snippetsPanel } from "./snippets.js";
 import { tensorPanel } from "./tensors.js";
@@ -145,7 +145,7 @@ function panelFor(each) {
   if (tab === "signature") return signaturePanel(each);
   if (tab === "program") return programPanel(each, info.admin);
   if (each.state !== "READY") return el("p", { text: `${each.name} is not ready: ${each.reason || each.state}` });
-  return { tensors: tensorPanel, chat: chatPanel, embedding: embeddingPanel }[each.kind](each);
+  return { tensors: tensorPanel, chat: chatPanel, embedding: embeddingPanel, ranking: rankingPanel }[each.kind](each);
 }
 
 function drawTabs() {
@@ -183,7 +183,7 @@ function choose(name, move) {
   history.replaceState(null, "", `#${encodeURIComponent(name)}`);
   byId("detail").hidden = false;
   byId("detail-title").textContent = each.name;
-  const kind = { tensors: "tensors in, tensors out", chat: "language model", embedding: "text embeddings" }[each.kind];
+  const kind = { tensors: "tensors in, tensors out", chat: "language model", embedding: "text embeddings", ranking: "relevance of texts" }[each.kind];
   const batches = each.batching ? `; batches of up to ${each.batching} rows` : "";
   const loaded = each.state === "READY" ? `; loaded in ${numberText(each.load_seconds)} s` : "";
   byId("detail-about").textContent = `Version ${each.version}: ${kind}${batches}${loaded}.`;

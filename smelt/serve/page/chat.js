@@ -111,18 +111,37 @@ export function chatPanel(model) {
 }
 
 export function embeddingPanel(model) {
+  return textsPanel("Embed", [], async (result, texts) => {
+    const answer = await ask("/v1/embeddings", { method: "POST", body: { model: model.name, input: texts } });
+    showSimilar(result, texts, answer.data.map((row) => row.embedding));
+  });
+}
+
+export function rankingPanel(model) {
+  const query = el("input", { type: "text", required: true });
+  return textsPanel("Rank", [labelled("Query", query, "")], async (result, texts) => {
+    const body = { model: model.name, query: query.value, documents: texts };
+    const answer = await ask("/v1/rerank", { method: "POST", body });
+    const row = ({ index, relevance_score: score }) =>
+      el("tr", {}, el("th", { scope: "row", text: texts[index].slice(0, 60) }), el("td", { class: "number", text: score.toFixed(3) }));
+    const head = el("tr", {}, el("th", { scope: "col", text: "Text" }), el("th", { scope: "col", class: "number", text: "Relevance" }));
+    result.replaceChildren(el("table", {}, el("thead", {}, head), el("tbody", {}, ...answer.results.map(row))));
+  });
+}
+
+/** A form of texts, one a line; `show` asks the server and fills the result. */
+function textsPanel(action, before, show) {
   const text = el("textarea", { rows: "5", required: true });
   const result = el("div", { class: "result", role: "status" });
-  const submit = el("button", { type: "submit", text: "Embed" });
-  const form = el("form", { class: "try" }, labelled("Texts", text, "One text a line."), el("div", { class: "buttons" }, submit), result);
+  const submit = el("button", { type: "submit", text: action });
+  const form = el("form", { class: "try" }, ...before, labelled("Texts", text, "One text a line."), el("div", { class: "buttons" }, submit), result);
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     const texts = text.value.split("\n").filter((line) => line.trim());
     if (!texts.length) return;
     submit.disabled = true;
     try {
-      const answer = await ask("/v1/embeddings", { method: "POST", body: { model: model.name, input: texts } });
-      showSimilar(result, texts, answer.data.map((row) => row.embedding));
+      await show(result, texts);
     } catch (error) {
       result.replaceChildren(el("p", { class: "wrong", text: error.message }));
     }

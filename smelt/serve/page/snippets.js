@@ -67,8 +67,13 @@ function embedding(model) {
   return openai(model, call, { path: "/v1/embeddings", body: { model: model.name, input: ["a text"] } });
 }
 
+function ranking(model) {
+  const body = { model: model.name, query: "a question", documents: ["a text", "another"] };
+  return [["curl", curl("/v1/rerank", body), "The answer has the documents' numbers, the most relevant first."]];
+}
+
 export function snippetsPanel(model) {
-  const made = { tensors, chat, embedding }[model.kind](model);
+  const made = { tensors, chat, embedding, ranking }[model.kind](model);
   return el("div", {}, ...made.map(([name, text, about]) => block(name, text, about)));
 }
 

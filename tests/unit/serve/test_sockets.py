@@ -17,6 +17,7 @@ from wsproto.events import AcceptConnection, CloseConnection, Request, TextMessa
 
 import smelt
 from smelt.serve.config import KeyConfig
+from tests.unit.llm.test_cross_encoder import write_cross_encoder
 from tests.unit.serve.client import Client, model, serving
 from tests.unit.serve.language_models import write_language_models
 from tests.unit.serve.test_server import Server
@@ -183,3 +184,25 @@ def test_rerank_sorts_by_cosine(client: Client, folder: Path) -> None:
     mistakes: list[dict[str, Any]] = [{"documents": []}, {"top_n": 0}, {"model": "tiny"}, {"documents": [3]}]
     for wrong in mistakes:
         assert client.post("/rerank", {**body, **wrong}, authorization="Bearer all").status == 400
+
+
+def test_rerank_with_a_cross_encoder(tmp_path: Path) -> None:
+    folder = write_cross_encoder(tmp_path / "ranker", "bert")
+    texts = ["w9 w10", "w11 w12 w13 w14 w90", "w7"]
+    with smelt.llm.load(folder, engine="reference") as loaded:
+        scorer: Any = loaded
+        want = 1 / (1 + np.exp(-scorer.score("w7 w8", texts)[0]))
+    with serving(model(folder)) as client:
+        reply = client.post("/v1/rerank", {"model": "ranker", "query": "w7 w8", "documents": texts}).json
+        assert [row["index"] for row in reply["results"]] == np.argsort(-want).tolist()
+        for row in reply["results"]:
+            assert abs(row["relevance_score"] - want[row["index"]]) < 1e-5
+        assert reply["usage"]["total_tokens"] == 23
+        refused = [
+            client.post("/v1/embeddings", {"model": "ranker", "input": "w1"}),
+            client.post("/v1/completions", {"model": "ranker", "prompt": "w1"}),
+        ]
+        assert [each.status for each in refused] == [400, 400]
+        assert client.get("/v1/models").json["data"][0]["id"] == "ranker"
+        assert client.get("/api/tags").status == 200
+        assert client.get("/api/v1/models").json["models"][0]["kind"] == "ranking"
