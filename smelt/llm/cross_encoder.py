@@ -59,7 +59,12 @@ class CrossEncoder:
         pairs = [self.tokenizer.encode_pair(query, text, self.context) for text in texts]
         for ids, _ in pairs:
             if not ids or min(ids) < 0 or max(ids) >= self.config.v:
-                raise RunError("a pair has tokens of the vocabulary", expected=f"0 to {self.config.v - 1}", got=ids[:8])
+                raise RunError(
+                    "a pair has tokens of the vocabulary",
+                    expected=f"0 to {self.config.v - 1}",
+                    got=ids[:8],
+                    remedy="check that tokenizer.json belongs to the model",
+                )
         found = np.zeros(len(pairs), np.float32)
         order = sorted(range(len(pairs)), key=lambda i: len(pairs[i][0]))
         while order:
@@ -107,7 +112,9 @@ def read_head(weights: Weights, said: Mapping[str, Any]) -> tuple[Dense, Dense] 
                 return None
             return Dense(*layers[0], "Tanh"), Dense(*layers[1], "Identity")
     raise FileError(
-        f"{weights.source}: the layers behind the encoder are missing", expected=" and ".join(map("/".join, _HEADS))
+        f"{weights.source}: the layers behind the encoder are missing",
+        expected=" or ".join(map(", ".join, _HEADS)),
+        remedy="fetch the whole folder again",
     )
 
 
