@@ -146,7 +146,11 @@ TAKEN = [
     ("smelt.packed_conv", "1x5x8xui8 2x1x1x16xi8", "1x5x8xi32", taps(I4)),
     ("smelt.packed_block_dot", f"{ROWS} 1x1x2x288xui8", "1x2x9xf32", Q4_0),
     ("smelt.round_blocks", "1x0x32xf32", "1x0x32xi8 1x0x1xf32 1x0x2xf32", "group = 16 : i64, zero = 0 : i64"),
-    lapack("dgehrd", "3x3xf64", "3x3xf64 2xf64 i32", "", "low = 1 : i32, high = 3 : i32")[:4],
+    *(
+        lapack("dgehrd", "3x3xf64", "3x3xf64 2xf64 i32", "", f"low = {low} : i32, high = {high} : i32")[:4]
+        for low, high in ((1, 3), (1, 1), (2, 2), (3, 3), (1, 0))
+    ),
+    lapack("dgehrd", "0x0xf64", "0x0xf64 0xf64 i32", "", "low = 1 : i32, high = 0 : i32")[:4],
     lapack("dgtsv", "4xf64 4xf64 4xf64 4x2xf64", "4xf64 4xf64 4xf64 4x2xf64 i32", "")[:4],
     lapack("dorgqr", "3x3xf64 3xf64", "3x3xf64", "")[:4],
     lapack("dtrsm", "2x3x3xf64 2x3x1xf64", "2x3x1xf64", "", LEFT)[:4],
