@@ -113,7 +113,7 @@ def test_the_commands_of_a_page_exist_with_their_options(page: str):
         command = COMMAND.commands.get(name)
         assert command is not None, f"{page}: smelt {name}"
         known = {option for each in command.params for option in each.opts}
-        assert set(re.findall(r"(?<=\s)--[a-z-]+", rest)) <= known | {"--help"}, f"{page}: smelt {name}{rest}"
+        assert set(re.findall(r"(?<=\s)--[a-z0-9-]+", rest)) <= known | {"--help"}, f"{page}: smelt {name}{rest}"
 
 
 @pytest.mark.parametrize("page", [*TOP, *PAGES])
@@ -127,7 +127,7 @@ def test_the_scripts_and_targets_of_a_page_exist(page: str):
             path = ROOT / (found[2] or f"{found[1].replace('.', '/')}.py")
             path = path if path.exists() else path.with_suffix("") / "__main__.py"
             source = path.read_text()
-            for option in re.findall(r"(?<=\s)(--[a-z][a-z-]*)", found[3].partition("#")[0]):
+            for option in re.findall(r"(?<=\s)(--[a-z][a-z0-9-]*)", found[3].partition("#")[0]):
                 assert f'"{option}"' in source, f"{page}: {line}: {option}"
 
 
