@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 EMULATORS = {"x86_64-linux": "x86_64", "aarch64-linux": "aarch64", "armv7-linux": "arm", "riscv64-linux": "riscv64"}
-VAD = ("--static", "sr=16000", "-s", "d0_0=1", "-s", "d0_1=576", "-s", "d1_1=1")
+VAD = ("--static", "sr=16000", "-s", "n0=1", "-s", "n1=576", "-s", "n2=1")
 
 
 def find_models() -> dict[str, tuple[Path, tuple[str, ...]]]:

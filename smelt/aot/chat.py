@@ -16,7 +16,6 @@ from smelt.aot.targets import Machine
 from smelt.aot.tokens import Tables, make_tables
 from smelt.device.cross import Unit
 from smelt.dtype import Array
-from smelt.errors import UnsupportedError
 from smelt.frozen import Frozen
 from smelt.shape import Shape
 
@@ -43,8 +42,6 @@ class ChatModel(Frozen):
 
 def build_chat(parts: Parts, model: ChatModel, machine: Machine, options: Options = DEFAULT) -> bytes:
     """The executable of a language model."""
-    if not machine.has_threads:
-        raise UnsupportedError(f"a language model is a program, which {machine.name} has none of", got=machine.name)
     text, content = chat_unit(parts, model)
     front = [Unit("front_model", text, front_flags(parts))]
     front += [Unit(f"front_{Path(each).stem}", HERE / each, front_flags(parts)) for each in FRONT]

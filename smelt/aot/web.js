@@ -29,9 +29,9 @@ async function readResponse(response) {
 
 /** Loads the module, and the weights where they are beside it. */
 export async function load(options = {}) {
-  const source = options.module ?? new URL(FILE, import.meta.url);
+  const source = options.module ?? new URL(encodeURIComponent(FILE), import.meta.url);
   const module = source instanceof WebAssembly.Module ? source : await WebAssembly.compile(await readBytes(source));
-  const given = WEIGHTS === null ? null : options.weights ?? new URL(WEIGHTS, import.meta.url);
+  const given = WEIGHTS === null ? null : options.weights ?? new URL(encodeURIComponent(WEIGHTS), import.meta.url);
   const weights = given === null ? null : await readBytes(given);
   const { exports } = await WebAssembly.instantiate(module, {});
   return new Model(exports, weights, String(given));

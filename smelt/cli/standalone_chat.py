@@ -38,6 +38,10 @@ def compile_chat(
     threads: int,
 ) -> tuple[dict[str, tuple[bytes, int]], list[str], int]:
     """The files of a program with their modes, its code versions, and the bytes of its weights."""
+    if not machine.has_threads:
+        raise UnsupportedError(
+            "a language model is a program for an operating system", got=machine.name, remedy="--target x86_64-linux"
+        )
     if not has_front(output.name):
         raise UnsupportedError("a language model is built as a program", got=output.name, remedy=f"-o {output.stem}")
     if files.encoder_config(file) is not None:
