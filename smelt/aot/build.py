@@ -90,9 +90,13 @@ def has_front(name: str) -> bool:
     return Path(name).suffix not in (".a", *SOURCES, *SHARED)
 
 
-def check_product(machine: Machine, name: str) -> None:
-    """Refuse an ending that the target has no product for."""
+def check_product(machine: Machine, name: str, *, separate: bool = False) -> None:
+    """Refuse an ending that the target has no product for, and weights in a file where there are no files."""
     suffix = Path(name).suffix
+    if separate and machine.system == "none":
+        raise UnsupportedError(
+            "without an operating system there are no files", got="--weights separate", remedy="--weights embedded"
+        )
     products = PRODUCTS.get(machine.system)
     is_known = suffix in products if products else suffix not in SOURCES
     if not is_known:

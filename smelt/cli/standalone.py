@@ -63,7 +63,7 @@ def compile_standalone(
             "a standalone model is built for one target", got=", ".join(targets), remedy="one command for each"
         )
     machine = find_machine(targets[0] if targets else host_machine())
-    check_product(machine, output.name)
+    check_product(machine, output.name, separate=weights_kind == "separate")
     check_folder(output)
     start = time.perf_counter()
     limit = None if memory_limit is None else parse_bytes(memory_limit, "--memory-limit")

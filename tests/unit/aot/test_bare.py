@@ -137,6 +137,9 @@ def test_sizes_and_memory_are_checked_before_anything_is_built(tmp_path: Path) -
     error = CliRunner().invoke(app, command).exception
     assert isinstance(error, UnsupportedError)
     assert (error.got, error.remedy) == ("dynamic dimensions: batch", "--size batch=1")
+    error = CliRunner().invoke(app, [*command, "--weights", "separate"]).exception
+    assert isinstance(error, UnsupportedError)
+    assert error.remedy == "--weights embedded"
     error = CliRunner().invoke(app, [*command, "-s", "batch=1000", "--memory-limit", "64KB"]).exception
     assert isinstance(error, MemoryLimitError)
     assert "weights" not in str(error.got)
