@@ -18,7 +18,7 @@ from smelt.model import LoadedModel
 from smelt.serve import opening
 from smelt.serve.config import ModelConfig
 from smelt.serve.problems import BusyError, DeadlineError, UnavailableError
-from smelt.serve.queue import Limits, ModelQueue
+from smelt.serve.queue import INLINE, MEASURED, Limits, ModelQueue
 from smelt.stop import Cancel
 
 
@@ -241,3 +241,40 @@ def test_a_long_first_call_is_the_whole_warm_up(first: float, calls: int, monkey
     monkeypatch.setattr(opening, "_seconds", seconds)
     opening.warm_up("m", Path("m.onnx"), ModelConfig(path="m.onnx"), cast(LoadedModel, None))
     assert len(ran) == calls
+
+
+# ---- calls that are short enough for the event loop ----
+
+
+def test_short_calls_run_on_the_event_loop() -> None:
+    """A call whose median is short runs at once and is counted; a longer one, or a wait, goes to the queue."""
+    model, calls = Doubling(), list[tuple[int, int]]()
+    model.gate.set()
+    queue = ModelQueue("m", model, Limits(max_batch=8), lambda requests, rows, seconds: calls.append((requests, rows)))
+    given = rows(1, 2, 3)
+    assert not queue.is_inline(given), "nothing is known yet"
+    for seconds in (INLINE / 2, INLINE / 2, 9.0):
+        queue.measure(given, seconds)
+    assert queue.seconds(given) == INLINE / 2
+    assert queue.is_inline(given)
+    outputs, timing = queue.infer_now(given, None)
+    np.testing.assert_array_equal(outputs["y"], 2 * given["x"])
+    assert (timing.waited, timing.rows, timing.batch, timing.kernels) == (0.0, 3, 3, ())
+    assert timing.computed > 0
+    assert (calls, queue.waiting) == ([(1, 3)], 0)
+    for _ in range(3):
+        queue.measure(given, INLINE)
+    assert not queue.is_inline(given), "the median of the last five is no longer short"
+    assert queue.seconds(rows(*range(3000))) == float("inf"), "inputs of another magnitude"
+
+
+def test_some_inline_calls_are_measured() -> None:
+    model = Doubling()
+    model.gate.set()
+    queue = ModelQueue("m", model, Limits())
+    for _ in range(MEASURED - 1):
+        queue.infer_now(rows(1, 2), None)
+    assert queue.seconds(rows(1, 2)) == float("inf")
+    _, timing = queue.infer_now(rows(1, 2), None)
+    assert queue.seconds(rows(1, 2)) < float("inf")
+    assert timing.rows == 1, "without batching a call is one row"
