@@ -178,7 +178,8 @@ class GpuBound:
         self._arena: GpuBuffer | None = None
         self._addresses = [each.address for each in held], [each.address for each in program.constants]
         self._reused = program.reused
-        self._prepared: dict[tuple[int, ...], Prepared] = {}  # by the identities of the inputs' shapes
+        self._prepared: dict[tuple[int, ...], Prepared] = {}  # by the identities of the inputs' shapes,
+        self._by_sizes: dict[tuple[tuple[int, ...], ...], Prepared] = {}  # and by their sizes
         self._seen: dict[tuple[int, ...], None] = {}  # sizes and addresses of calls,
         self._graphs: dict[tuple[int, ...], Recorded] = {}  # and of those that came again
 
@@ -191,7 +192,8 @@ class GpuBound:
         given, known = self._known_call(inputs)
         if known is None:
             given = self._fit(inputs, held)
-            known = self._prepare(held, given)
+            sizes = tuple([each.shape.numbers() for each in given])
+            known = self._by_sizes.get(sizes) or self._prepare(held, given, sizes)
         with program.lock:
             cancelled = self._cancelled
 
@@ -221,11 +223,13 @@ class GpuBound:
                 return inputs, None  # one may be given twice
         return inputs, known
 
-    def _prepare(self, held: Sequence[GpuBuffer], given: Sequence[GpuBuffer]) -> Prepared:
+    def _prepare(
+        self, held: Sequence[GpuBuffer], given: Sequence[GpuBuffer], sizes: tuple[tuple[int, ...], ...]
+    ) -> Prepared:
         """What depends on the shapes of the inputs alone."""
         program, entry = self._program, self._program.entry
-        sizes = [each.shape.numbers() for each in (*held, *given)]
-        values = solve_symbols(entry.arguments, entry.names[len(held) :], sizes, self._sizes)
+        all_sizes = [*(each.shape.numbers() for each in held), *sizes]
+        values = solve_symbols(entry.arguments, entry.names[len(held) :], all_sizes, self._sizes)
         sized = self._find_sized(values)
         places = sorted((each for each in program.plan.plan["buffers"] if each["kind"] == "result"), key=_index)
         shapes = tuple(
@@ -241,9 +245,10 @@ class GpuBound:
         ]
         inputs = tuple(each.shape for each in given)
         made = Prepared(inputs, sized, shapes, tuple(table), sized.arena + self._result_bytes(sized))
-        if len(self._prepared) >= MOST_PREPARED:
+        if len(self._by_sizes) >= MOST_PREPARED:
             self._prepared.clear()
-        self._prepared[tuple(map(id, inputs))] = made
+            self._by_sizes.clear()
+        self._prepared[tuple(map(id, inputs))] = self._by_sizes[sizes] = made
         return made
 
     def _fit(self, inputs: Arrays, held: Sequence[GpuBuffer]) -> list[GpuBuffer]:
