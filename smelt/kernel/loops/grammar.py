@@ -502,7 +502,7 @@ def declared(statement: Stmt) -> tuple[Var, ...]:
 
 
 def places(statement: Stmt) -> Iterator[Place]:
-    """Where a statement itself reads or writes, besides the loads in its expressions."""
+    """Where a statement itself reads or writes, besides the loads in its expressions. The first one is written."""
     for name in _PLACES[type(statement)]:
         held = getattr(statement, name)
         yield held.place if isinstance(held, Slice) else held

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 
 from smelt.dim import Size
@@ -31,7 +32,6 @@ from smelt.kernel.loops.grammar import (
     Remainder,
     Set,
     Stmt,
-    Store,
     Tile,
     Transpose,
     Var,
@@ -334,16 +334,7 @@ def _round_up(size: int) -> int:
 
 def stores_to(statements: Sequence[Stmt]) -> set[int | str]:
     """The arrays that statements write."""
-    found: set[int | str] = set()
-    for each in walk_statements(statements):
-        match each:
-            case Store(place):
-                found.add(place.array)
-            case Mma(acc) | BlockMma(acc):
-                found.add(acc.place.array)
-            case Transpose(target):
-                found.add(target.place.array)
-    return found
+    return {place.array for each in walk_statements(statements) for place in islice(places(each), 1)}
 
 
 def reads_from(statements: Sequence[Stmt]) -> set[int | str]:
