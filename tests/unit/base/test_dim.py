@@ -173,6 +173,7 @@ def test_operators_take_both_orders():
     assert 1 - S == -(S - 1)
     assert 3 * S == S * 3
     assert evaluate(17 // S, {"S": 5}) == 3
+    assert evaluate(17 // S + 17 % S + S, {"S": 0}, 0) == 0, "in a branch that is not taken"
     assert evaluate(17 % S, {"S": 5}) == 2
     assert S**3 == S * S * S
     assert S**0 == 1

@@ -1,4 +1,4 @@
-"""Commands on bundles: bench, check and show take them, the others refuse; values that shape a program are said."""
+"""Commands on bundles: bench, check and show take them, the others refuse; compile-time inputs are named."""
 
 from __future__ import annotations
 
@@ -62,6 +62,12 @@ def sums(tmp_path: Path) -> Path:
     path = tmp_path / "sum.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), str(path))
     return path
+
+
+def test_inspect_leaves_out_what_a_bundle_has_not(bundle: Path) -> None:
+    lines = command("inspect", bundle).output.splitlines()
+    assert [line for line in lines if line.startswith("inputs")]
+    assert not [line for line in lines if line.split()[-1:] == ["None"] or line.split() in (["static"], ["files"])]
 
 
 # ---- check ----
@@ -207,7 +213,7 @@ def test_commands_that_need_the_model_refuse_a_bundle(bundle: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["run", "show", "check", "bench"])
-def test_values_that_shape_a_bundle_are_fixed(bundle: Path, name: str) -> None:
+def test_compile_time_inputs_of_a_bundle_are_fixed(bundle: Path, name: str) -> None:
     with pytest.raises(UnsupportedError, match="are fixed"):
         command(name, bundle, "--static", "axes=[1]")
 
@@ -215,7 +221,7 @@ def test_values_that_shape_a_bundle_are_fixed(bundle: Path, name: str) -> None:
 # ---- values that shape a program ----
 
 
-def test_run_show_and_export_take_values_that_shape_the_program(sums: Path, tmp_path: Path, seed: int) -> None:
+def test_run_show_and_export_take_compile_time_inputs(sums: Path, tmp_path: Path, seed: int) -> None:
     x = np.random.default_rng(seed).random((3, 4), np.float32)
     np.save(tmp_path / "x.npy", x)
     given = f"x={tmp_path / 'x.npy'}"

@@ -19,6 +19,7 @@ from smelt.bundle.write import write
 from smelt.cli.compile import compile_model
 from smelt.cli.generate import generate
 from smelt.cli.inspect import inspect
+from smelt.cli.run import run
 from smelt.errors import FileError, MemoryLimitError, ParseError, RunError, SmeltError, UnsupportedError
 from smelt.llm import LanguageModel
 from smelt.llm.config import Config, Experts, Layer, Rope
@@ -148,6 +149,9 @@ def test_commands(folder: Path, tmp_path: Path, model: LanguageModel, capsys: py
     version.loaded.close()
     with pytest.raises(SmeltError, match="no sizes"):
         compile_model(folder, path, [], ["S=1"], [], None, True)
+    with pytest.raises(UnsupportedError, match="is a language model") as refused:
+        run(path, ["random"], [], "auto", "auto", 0, None, True)
+    assert refused.value.remedy == f"smelt generate {path} PROMPT"
 
 
 def forge(saved: Path, path: Path, **files: Callable[[bytes], bytes] | None) -> Path:
