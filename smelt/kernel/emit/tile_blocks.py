@@ -154,7 +154,7 @@ class _Text:
         if layout.row.minimum is not None:
             lines += [f"    const smelt_vector m{v} = {self.half('minimum', v)};" for v in vectors]
         lines += [f"    SMELT_NO_UNROLL for (i64 u = 0; u < {units}; u++) {{"] if units > 1 else ["    {"]
-        if rows > 1:
+        if rows > 1 or layout.group < RUN or len(layout.planes) > 1:
             lines += self.prefetches(units)
         for group in range(RUN // layout.group):
             lines += self.group(rows, group)
@@ -169,8 +169,8 @@ class _Text:
         return "\n".join([*lines, "}"])
 
     def prefetches(self, units: int) -> list[str]:
-        """The records after these, in equal shares. One row needs none: its instructions are so few that the processor
-        looks far ahead itself; with more, arithmetic would wait for memory at every page."""
+        """The records after these, in equal shares. One row of simple codes needs none: its instructions are so few
+        that the processor looks far ahead itself; with more, arithmetic would wait for memory at every page."""
         share = -(-self.layout.record // units)
         unit = f"u * {share} + " if units > 1 else ""
         return [f"      __builtin_prefetch(w + {unit}{AHEAD + at});" for at in range(0, share, LINE)]
