@@ -14,6 +14,7 @@ from smelt.ir.core import Program, walk
 from smelt.ir.cost import Memory, memory, operations
 from smelt.ir.text import parse
 from smelt.shape import Shape
+from tests.unit.ir.test_paged_attention_op import program as paged
 from tests.unit.kernel.test_winograd import program as winograd
 
 
@@ -109,11 +110,8 @@ def test_attention_counts_two_matmuls() -> None:
 
 def test_paged_attention_counts_every_key_of_the_table() -> None:
     """Queries N × 6 heads of 8; pages of 4 keys, values of 10; a table of M pages for each sequence."""
-    shapes = [Shape("f32", "N", 6, 8), Shape("f32", "P", 2, 8, 4), Shape("f32", "P", 4, 2, 10), Shape("i32", "B", "M")]
-    f = FuncBuilder("main", [*shapes, Shape("i32", "N"), Shape("i32", "N")])
-    said = encode("smelt.paged_attention", {"scale": 0.3, "softcap": 0.0, "window": 0})
-    out = f.op("smelt.paged_attention", *f.args, composite_attributes=said, width=16).result
-    assert operations(Program.of(f.func(out))) == 2 * (8 + 10) * 6 * 4 * symbol("N") * symbol("M")
+    made = paged((6, 2, 8, 10, 4, 0, 0.0, False, "f32"))
+    assert operations(made) == 2 * (8 + 10) * 6 * 4 * symbol("N") * symbol("M")
 
 
 def test_reductions_windows_loops_and_ops_that_compute_nothing() -> None:
