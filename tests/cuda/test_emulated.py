@@ -237,6 +237,26 @@ def test_paged_attention(emulated: EmulatedCuda, seed: int, monkeypatch: pytest.
         np.testing.assert_array_equal(found[0][11:16], found[11])
 
 
+def test_argmax_and_attention_of_few_queries(emulated: EmulatedCuda, seed: int) -> None:
+    """Long rows in slices (ties, NaN), many keys in chunks, masked ones among them."""
+    jax = pytest.importorskip("jax")
+    jnp = jax.numpy
+
+    def attend(q: Any, k: Any, v: Any, seen: Any) -> Any:
+        scores = jnp.where(seen, jnp.einsum("hqd,hkd->hqk", q, k) * 0.25, -jnp.inf)
+        return jnp.einsum("hqk,hkd->hqd", jax.nn.softmax(scores, -1), v)
+
+    random = np.random.default_rng(seed)
+    rows = random.integers(0, 50, (4, 2500)).astype(np.float32)
+    rows[1, 700], rows[3] = np.nan, 7
+    q, k, v = (random.standard_normal((2, size, 16)).astype(np.float32) for size in (3, 300, 300))
+    cases: list[Any] = [(lambda x: jnp.argmax(x, 1), (rows,)), (attend, (q, k, v, random.random((1, 3, 300)) < 0.7))]
+    programs = [parse(jax.jit(function).lower(*args).as_text()) for function, args in cases]
+    for (function, args), made in zip(cases, compile_all(programs, emulated.target()), strict=True):
+        assert not isinstance(made, SmeltError), made
+        np.testing.assert_allclose(made(*args)[0].numpy(), np.asarray(function(*args)), rtol=2e-5, atol=2e-6)
+
+
 def test_repeated_calls_replay_a_graph(emulated: EmulatedCuda) -> None:
     where = smelt.platform("cuda", "native")
     model = MODELS["encoder"]

@@ -264,6 +264,21 @@ def test_attention_with_merged_heads_and_a_conversion(seed: int) -> None:
     )
 
 
+def test_the_depth_of_rotated_queries_stays_one_axis(seed: int) -> None:
+    """Halves of rotary positions are joined by a reshape: kernels have one letter for the depth."""
+
+    def block(q, k, v):
+        q, k = (jnp.stack([-each[..., 4:], each[..., :4]], -2).reshape(each.shape) for each in (q, k))
+        return jnp.einsum("hqk,hkd->hqd", jax.nn.softmax(jnp.einsum("hqd,hkd->hqk", q, k), -1), v)
+
+    random = np.random.default_rng(seed)
+    given = [random.normal(size=(2, size, 8)).astype(np.float32) for size in (3, 5, 5)]
+    program = parse(jax.jit(block).lower(*given).as_text())
+    assert "smelt.attention" in {op.name for op in lower(program).main.body.ops}
+    (found,) = NativeEngine().compile(program)(*given)
+    np.testing.assert_allclose(found, np.asarray(block(*given)), rtol=1e-5, atol=1e-6)
+
+
 def test_patterns_do_not_cross_loop_bodies() -> None:
     """A composite's inputs may come from around the loop; what the loop makes stays there."""
 
