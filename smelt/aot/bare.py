@@ -91,6 +91,8 @@ def _source(parts: Parts) -> str:
         [
             f"/* The model {name}, written by smelt compile --standalone. A program needs it and {name}.h alone.",
             f" * Compile it with {' '.join(LANGUAGE)}. */",
+            '#pragma GCC diagnostic ignored "-Wunused-function"',
+            '#ifdef __clang__\n#pragma clang diagnostic ignored "-Wpass-failed"\n#endif',
             f'#include "{name}.h"',
             "#define SMELT_SINGLE",
             "#define SMELT_BARE",
