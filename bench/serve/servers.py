@@ -17,13 +17,14 @@ import urllib.error
 import urllib.request
 import venv
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from bench.serve import mlp
+from bench.serve.load import processes
 
 ROOT = Path(__file__).resolve().parents[2]
 PEERS = Path(__file__).with_name("peers")
@@ -147,7 +148,9 @@ def peer_server(peer: Peer, cache: Path) -> Iterator[Running]:
         _await(process, url, folder / "log.txt")
         yield Running(process.pid, url)
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        for pid in processes(process.pid):  # some have process groups of their own
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         process.wait()
 
 
