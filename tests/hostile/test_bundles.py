@@ -16,7 +16,7 @@ import smelt
 from smelt import abi
 from smelt.bundle import container
 from smelt.bundle.container import HEAD
-from smelt.device import cpu
+from smelt.device import cpu, processor
 from smelt.errors import FileError, UnsupportedError
 from tests.hostile.bundle_fuzz import ROOT, assemble, digits, fuzz, on_disk
 
@@ -84,7 +84,7 @@ def test_claims_about_a_processor_are_compared_with_the_code(whole: Path, monkey
     smelt.deserialize(assemble(manifest, body)).close()  # runs here
     here = cpu.target("native")
     lesser = here.replace(features=here.features - set(abi.MACROS.values()) | {"sse2"})
-    monkeypatch.setattr(cpu, "_native", lambda: lesser)
+    monkeypatch.setattr(processor, "_native", lambda: lesser)
     with pytest.raises(FileError, match="needs CPU features that this processor lacks") as caught:
         smelt.deserialize(assemble(manifest, body))
     assert "avx2" in str(caught.value.expected)

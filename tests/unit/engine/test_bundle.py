@@ -21,7 +21,7 @@ import pytest
 import smelt
 from smelt.bundle import container, record, sign
 from smelt.bundle.write import serialize, source_record, write
-from smelt.device import cpu, runtime
+from smelt.device import cpu, processor, runtime
 from smelt.device.entry import DataCheck, Entry, SizeCheck
 from smelt.dim import symbol
 from smelt.dtype import Quantized, dtype
@@ -286,7 +286,7 @@ def test_code_for_pairs_is_for_programs_of_bf16_where_pairs_are_fast(
 ) -> None:
     features = cpu.TARGETS["avx512"].features.union(more)
     here = cpu.TARGETS["avx512"].replace(features=features, has_pairs=cpu.has_pairs(features, 64))
-    monkeypatch.setattr(cpu, "target", lambda name=None: here)
+    monkeypatch.setattr(processor, "target", lambda name=None: here)
     program, _ = read(DIGITS)
     assert default_targets(program) == ("avx512", "plain")
     assert default_targets(with_precision(program, "bf16")) == (first, "plain")
