@@ -106,7 +106,10 @@ class Pages:
 
     def copy_tail(self, sequence: Sequence, tokens: List[int]) -> None:
         """Go on after `match` in a copy of a page that is not full; at least one token is left over to compute."""
-        found = self._tails.find(self._last(sequence), tokens[sequence.length : len(tokens) - 1])
+        rest = tokens[sequence.length :]
+        found = self._tails.find(self._last(sequence), rest[:-1])
+        if self._copying and len(rest) == PAGE and (full := self._known.get(self._next(sequence, rest))) is not None:
+            found = full, PAGE - 1  # the tokens end with the page, of which the last one is computed
         if found is None:
             return
         source, count = found

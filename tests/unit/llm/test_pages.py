@@ -76,6 +76,19 @@ def test_what_a_sequence_left_in_its_last_page_is_copied() -> None:
     assert (d.length, pages.take_copies()) == (0, [])
 
 
+def test_a_prompt_that_ends_with_a_page_is_read_again_but_for_its_last_token() -> None:
+    tokens = list(range(2 * PAGE))
+    for copies, length in ((True, 2 * PAGE - 1), (False, PAGE)):
+        pages = Pages(6, copies=copies)
+        pages.free(written(pages, tokens))
+        again = pages.match(tokens)
+        pages.copy_tail(again, tokens)
+        assert (again.length, len(again.pages)) == (length, -(-length // PAGE))
+        assert pages.take_copies() == ([(1, 2)] if copies else [])
+        pages.free(again)
+        assert (pages.held, pages.available) == (0, 6)
+
+
 def test_few_last_pages_are_kept_after_a_prefix() -> None:
     tails = Tails()
     assert [tails.put(b"", page, [page] * 20) for page in range(9)] == [None] * 8 + [0]
