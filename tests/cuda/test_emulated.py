@@ -224,13 +224,14 @@ def test_a_language_model(emulated: EmulatedCuda, tmp_path: Path) -> None:
 def test_paged_attention(emulated: EmulatedCuda, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few queries by chunks of keys, more of them by blocks; the bits of one among few are its own."""
     monkeypatch.setattr(paged_attention_simt, "CHUNK", 32)
-    programs = [paged.program(case) for case in paged.CASES.values()]
-    for case, made in zip(paged.CASES.values(), compile_all(programs, emulated.target()), strict=True):
+    cases = [paged.CASES[name] for name in ("window, softcap", "pages of 64", "whole vectors of f16")]
+    programs = [paged.program(case) for case in cases]
+    for case, made in zip(cases, compile_all(programs, emulated.target()), strict=True):
         assert not isinstance(made, SmeltError), made
         given = paged.inputs(case, seed)
         count, want = len(given[0]), paged.expected(case, given)
         found = {}
-        for start, end in ((0, count), (0, 20), (11, 16)):
+        for start, end in ((0, min(count, 66)), (0, 20), (11, 16)):
             some = [each[start:end] if i in (0, 4, 5) else each for i, each in enumerate(given)]
             found[start] = made(*some)[0].numpy()
             np.testing.assert_allclose(found[start], want[start:end], rtol=2e-5, atol=2e-6)
