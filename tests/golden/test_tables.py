@@ -92,6 +92,7 @@ def roofline() -> str:
         for i, share in enumerate((0.4, 0.2, 0.031, 0.03, 0.1, 0.02, 0.05, 0.01, 0.08, 0.06))
     ]
     points += [Point("at one place", "kind 1", 0.05, 0.7, 0.3, "<b>"), Point("copy", "map", 0.0, 0.0, 0.5, "")]
+    points += [Point("at the floor", "kind 2", 5.0, 0.1001, 0.04, "")]  # its label goes up
     rates = tuple((footprint, 90.0 / (i + 1)) for i, footprint in enumerate(FOOTPRINTS))
     return roofline_svg("a model & its kernels", points, Peaks(2, 150.0, rates, 0.97))
 

@@ -116,6 +116,7 @@ def many_branches(count: int) -> int:
 
 
 def test_loops_over_a_size_and_too_many_paths_are_refused() -> None:
+    assert (MAX_BRANCHES, MAX_PATHS) == (24, 64)
     paths = explore(lambda: many_branches(MAX_BRANCHES + 1), Facts.of())  # the first one is proven: S >= 0
     assert max(path.result or 0 for path in paths) == MAX_BRANCHES + 1
     ended = explore(lambda: many_branches(MAX_BRANCHES + 2), Facts.of())
