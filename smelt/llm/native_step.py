@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from smelt.dtype import Array
 from smelt.llm.batch import CHUNK, Batch, HostRows, Pools
-from smelt.llm.checkpoint import Checkpoint
 from smelt.run.executable import NativeExecutable
+
+if TYPE_CHECKING:
+    from smelt.llm.checkpoint import Checkpoint
 
 
 def bind_step(executable: NativeExecutable, checkpoint: Checkpoint, precision: str, platform: str) -> NativeStep:
