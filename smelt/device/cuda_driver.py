@@ -18,6 +18,7 @@ from smelt.errors import DeviceError, RunError
 
 EXTRA = 'pip install "smelt[cuda]"'
 DRIVER = "install NVIDIA's driver, or run on a machine that has one"
+GRAIN, MOST_SPARED = 512, 1 << 30  # bytes: sizes are multiples, and the most freed memory that is kept
 ALWAYS = 48 << 10  # bytes of shared memory that a launch may take without asking
 # After these the context is lost: nothing more can run on the device in this process.
 FATAL = ("ILLEGAL_ADDRESS", "LAUNCH_FAILED", "ILLEGAL_INSTRUCTION", "MISALIGNED_ADDRESS", "ECC_UNCORRECTABLE", "ASSERT")
@@ -89,6 +90,10 @@ class CudaDriver:
         self._context = _checked(api.cuDevicePrimaryCtxRetain(self._device), "opening a context")
         self._local = threading.local()
         self._shared: dict[int, int] = {}  # that a function may take, by its address
+        self._lock = threading.RLock()  # a buffer may be freed by the garbage collector, in the middle of a call
+        self._sizes: dict[int, int] = {}  # of memory, by its address
+        self._spare: dict[int, list[int]] = {}  # freed memory, by its size
+        self._spared = 0  # bytes of it
         self._enter()
         flags = api.CUstream_flags.CU_STREAM_NON_BLOCKING.value
         self._stream, self._recorder = (_checked(api.cuStreamCreate(flags), "opening a stream") for _ in range(2))
@@ -197,12 +202,45 @@ class CudaDriver:
     # -- memory --
 
     def allocate(self, count: int) -> int:
+        """Freed memory of the same size comes first, the last one freed before others: calls that come again then have
+        the addresses of earlier ones, and replay their graphs. All work is on one stream, so it is in order."""
+        size = -(-max(count, 1) // GRAIN) * GRAIN
+        with self._lock:
+            spare = self._spare.get(size)
+            if spare:
+                self._spared -= size
+                return spare.pop()
         self._enter()
-        return int(_checked(self._cuda.cuMemAllocAsync(max(count, 1), self._stream), f"{count} bytes"))
+        answer = self._cuda.cuMemAllocAsync(size, self._stream)
+        if _short(answer[0]) == "OUT_OF_MEMORY" and self._release():
+            answer = self._cuda.cuMemAllocAsync(size, self._stream)
+        address = int(_checked(answer, f"{count} bytes"))
+        with self._lock:
+            self._sizes[address] = size
+        return address
 
     def free(self, address: int) -> None:
+        with self._lock:
+            size = self._sizes[address]
+            if self._spared + size <= MOST_SPARED:
+                self._spared += size
+                self._spare.setdefault(size, []).append(address)
+                return
+            del self._sizes[address]
         self._enter()
         _checked(self._cuda.cuMemFreeAsync(address, self._stream), "freeing memory")
+
+    def _release(self) -> bool:
+        """Return spare memory to the driver; whether there was some."""
+        with self._lock:
+            found = [address for spare in self._spare.values() for address in spare]
+            self._spare, self._spared = {}, 0
+            for address in found:
+                del self._sizes[address]
+        self._enter()
+        for address in found:
+            _checked(self._cuda.cuMemFreeAsync(address, self._stream), "freeing memory")
+        return bool(found)
 
     def upload(self, address: int, array: Array) -> None:
         if array.nbytes:

@@ -29,7 +29,7 @@ from smelt.shape import Shape
 from smelt.stop import Stop
 
 SMALLER = "use smaller sizes"
-MOST_GRAPHS = 16  # of a bound program
+MOST_GRAPHS = 32  # of a bound program
 MOST_PREPARED = 64
 
 

@@ -43,12 +43,17 @@ with smelt.load("smelt/assets/digits.onnx", device="cuda", engine="native") as m
 assert replays, "the same sizes and addresses again"
 first = device.driver.event()
 assert device.driver.seconds(first, device.driver.event()) >= 0
+taken = device.driver.allocate(1000)
+device.driver.free(taken)
+assert device.driver.allocate(600) == taken, "freed memory comes again"
+device.driver.free(taken)
 try:
     device.driver.allocate(1 << 40)
 except RunError as error:
     assert "no memory left on the GPU" in str(error)
 else:
     raise AssertionError("a terabyte")
+assert not device.driver._spare, "spare memory was tried first"
 try:
     registry.find_device("cuda:7").target()
 except DeviceError as error:
