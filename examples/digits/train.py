@@ -1,4 +1,4 @@
-"""Train the digit classifier of `smelt demo`: scikit-learn's 8x8 digits in, an ONNX file and a test set out.
+"""Train the digit classifier of the tests: scikit-learn's 8x8 digits in, an ONNX file and a test set out.
 
 Plain NumPy, one fixed seed, some ten seconds: `.venv/bin/python examples/digits/train.py` makes both files again.
 """

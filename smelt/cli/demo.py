@@ -27,21 +27,21 @@ SHADES = " .:-=+*#%@"
 
 def demo(as_json: bool) -> None:
     assets = files("smelt") / "assets"
-    with as_file(assets / "digits.onnx") as path, as_file(assets / "digits_test.npz") as data:
+    with as_file(assets / "digits_cnn.onnx") as path, as_file(assets / "digits_cnn_test.npz") as data:
         read_ms, (program, weights) = timed(lambda: read(path))
         with np.load(data) as stored:
             images, labels = stored["images"], stored["labels"]
-        pixels = images.astype(np.float32) / 16
+        pixels = images[:, None].astype(np.float32) / 16
         record = measure(program, weights, pixels, labels)
         record["stages"] = [
-            {"stage": "read", "ms": read_ms, "what": f"digits.onnx, {len(weights)} weights"},
+            {"stage": "read", "ms": read_ms, "what": f"digits_cnn.onnx, {len(weights)} weights"},
             *record["stages"],
         ]
     if as_json:
         print(json.dumps(record))
         return
     console = open_console()
-    console.print("[bold]smelt demo[/]: handwritten digits, from an ONNX file to machine code\n")
+    console.print("[bold]smelt demo[/]: handwritten digits, from an ONNX file that smelt trained to machine code\n")
     picture(console, images, record["predictions"], labels)
     stages = [(stage["stage"], f"{stage['ms']:.2f}", stage["what"]) for stage in record["stages"]]
     print_table(console, (Column("stage", True), Column("ms"), Column("what", True)), stages)
@@ -108,7 +108,7 @@ def score(model: LoadedModel, pixels: Array, labels: Array) -> tuple[dict[str, A
 def picture(console: Console, images: Array, predictions: list[int], labels: Array, count: int = 4) -> None:
     """A few of the images, with the model's answers below them."""
     count = min(count, (console.width + 2) // 18)
-    grids = images[:count].reshape(-1, 8, 8)
+    grids = images[:count]
     for row in range(8):
         shades = (
             "".join(SHADES[min(int(value) * len(SHADES) // 17, len(SHADES) - 1)] * 2 for value in grid[row])

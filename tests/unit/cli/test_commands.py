@@ -50,8 +50,8 @@ def test_demo_classifies_real_digits() -> None:
     assert set(record["engines"]) == {"native", "pjrt", "reference"}
     for result in record["engines"].values():
         assert result["total"] == 360
-        assert result["correct"] >= 340
-    assert record["difference"] < 1e-6
+        assert result["correct"] >= 353  # 98 %
+    assert record["difference"] < 1e-4  # of logits up to about 20
     assert [stage["stage"] for stage in record["stages"]] == ["read", "verify", "passes", *["compile"] * 3]
     shown = smelt("demo")
     assert shown.returncode == 0
