@@ -19,6 +19,7 @@ from smelt.dtype import Array
 from smelt.errors import SmeltError
 
 PLACE = b'"array %d"'  # of an array that was cut out
+_PLACE_BEGIN = PLACE.partition(b"%")[0]
 _BEFORE_KEY = (b"{", b",", b" ", b"\n", b"\t", b"\r")  # no backslash: the quote begins or ends a string
 _VALUE = re.compile(rb"\s*:\s*\[")
 log = logging.getLogger("smelt.serve")
@@ -57,7 +58,8 @@ def cut_arrays(text: bytes, key: bytes) -> tuple[bytes, list[bytes]]:
     """JSON without the arrays that are values of a key, each replaced by `PLACE`; and these arrays.
 
     They are found by their brackets, so an array with strings may be cut in the wrong place. An array that
-    `read_numbers` can read was cut right: behind a key there is exactly one array that begins there.
+    `read_numbers` can read was cut right: behind a key there is exactly one array that begins there. Nothing is cut
+    from a text that has a string like `PLACE` itself.
     """
     parts, arrays, done = list[bytes](), list[bytes](), 0
     at = text.find(key)
@@ -71,4 +73,5 @@ def cut_arrays(text: bytes, key: bytes) -> tuple[bytes, list[bytes]]:
             arrays.append(text[found.end() - 1 : end])
             done = start = end
         at = text.find(key, start)
-    return b"".join((*parts, text[done:])) if arrays else text, arrays
+    left = b"".join((*parts, text[done:]))
+    return (left, arrays) if arrays and left.count(_PLACE_BEGIN) == len(arrays) else (text, [])

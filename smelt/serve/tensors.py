@@ -116,7 +116,10 @@ def _numbers(name: str, kind: str, numpy: np.dtype[Any], data: bytes) -> Array:
         if not all(isinstance(each, fits) and not isinstance(each, bool) for each in flat):
             raise RequestError(f"{name}: the data is not {kind}", got=_first_wrong(flat, fits)) from None
     if numpy.kind in "fV":
-        doubles = np.frombuffer(struct.pack(f"{len(flat)}d", *flat), np.float64)  # in a third of np.array's time
+        try:
+            doubles = np.frombuffer(struct.pack(f"{len(flat)}d", *flat), np.float64)  # in a third of np.array's time
+        except (OverflowError, struct.error):  # an integer beyond the doubles
+            raise RequestError(f"{name}: a number is out of the range of {kind}") from None
         return doubles if numpy == wide else _narrow(name, kind, doubles, numpy)
     low, high = np.iinfo(numpy).min, np.iinfo(numpy).max
     if flat and not low <= min(flat) <= max(flat) <= high:

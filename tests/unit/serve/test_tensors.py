@@ -72,6 +72,8 @@ WRONG: dict[str, tuple[str, list[int], Any, str]] = {
     "a fraction": ("INT32", [1], [1.5], "not INT32"),
     "a boolean": ("INT32", [1], [True], "not INT32"),
     "out of range": ("UINT8", [1], [300], "out of the range"),
+    "an integer beyond the doubles": ("FP32", [1], [10**309], "out of the range"),
+    "one in a nested list": ("FP64", [1], [[-(10**400)]], "out of the range"),
     "negative": ("UINT64", [1], [-1], "out of the range"),
     "text": ("FP32", [1], ["1"], "not FP32"),
     "null": ("FP32", [1], [None], "not FP32"),
@@ -207,6 +209,9 @@ REQUESTS = {
     "a parameter that is called data": _request(TENSOR, after=', "parameters": {"data": [1]}'),
     "strings": _request(TENSOR, '{"name": "s", "shape": [2], "datatype": "BYTES", "data": ["a]", "["]}'),
     "null beside a parameter": _request(NULL, after=', "parameters": {"data": [1, 2, 3, 4]}'),
+    "the place of an array": _request(
+        TENSOR.replace("[[1.5, 2],[3, 4e0]]", '"array 0"'), after=', "parameters": {"data": [1, 2, 3, 4]}'
+    ),
     "data twice": _request(TENSOR.replace('"name"', '"data": [1,2,3,4], "name"')),
     "the same name": _request(TENSOR, TENSOR),
     "doubles": _request(TENSOR.replace("FP32", "FP64")),
