@@ -164,6 +164,7 @@ static int32_t choose(const float *logits, const Request *request, unsigned long
     double share = exp((logits[i] - (double)logits[best]) / request->temperature) / sum;
     if (share >= least && share > 0) candidates[count++] = (Candidate){share, i};
   }
+  if (!count) return free(candidates), best; /* the logits are not finite */
   qsort(candidates, (size_t)count, sizeof *candidates, by_share);
   double total = 0;
   int32_t kept = 0;
@@ -219,6 +220,7 @@ static double now(void) {
 
 static int generate(Session *session, const Request *request, const List *prompt, Text *answer) {
   unsigned long long random = request->seed;
+  if (!prompt->count) return refuse("the text has no tokens", NULL, NULL);
   if (prompt->count >= session->context) {
     fprintf(stderr, "error too many tokens for the context\n  expected at most %lld\n  got      %lld\n  try      --context\n",
             (long long)session->context - 1, (long long)prompt->count);
@@ -295,7 +297,6 @@ static int complete(Session *session, const Request *request, const char *text) 
   for (int32_t i = 0; i < chat.tokens->begin_count; i++)
     if (!push(&prompt, chat.tokens->begin[i])) return no_memory();
   if (!encode(chat.tokens, text, strlen(text), &prompt)) return no_memory();
-  if (!prompt.count) return refuse("the text has no tokens", NULL, NULL);
   int done = generate(session, request, &prompt, &answer);
   free(prompt.items), free(answer.bytes);
   return done;

@@ -74,6 +74,24 @@ class Code:
         return self.sets.setdefault(ranges, len(self.sets))
 
 
+def _may_be_empty(code: list[int]) -> bool:
+    """Whether code can come to its end without taking a character."""
+    seen, ahead = set[int](), [0]
+    while ahead:
+        at = ahead.pop()
+        if at == len(code):
+            return True
+        if at in seen:
+            continue
+        seen.add(at)
+        if code[at] == NOT:
+            ahead.append(at + 2)
+        elif code[at] != SET:
+            targets = code[at + 1 : at + 3] if code[at] == SPLIT else code[at + 1 : at + 2]
+            ahead += [at + target for target in targets]
+    return False
+
+
 class _Parser:
     """Recursive descent; every part gives instructions whose targets are relative to their own place."""
 
@@ -122,6 +140,8 @@ class _Parser:
         atom = self._atom()
         least, most = self._times()
         if most is None:
+            if _may_be_empty(atom):
+                raise self._refusal()  # the matcher would stay in the loop
             loop = [SPLIT, 3, 3 + len(atom) + 2, *atom, JUMP, -(3 + len(atom))]
             return [*(atom * least), *loop]
         made: list[int] = []

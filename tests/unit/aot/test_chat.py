@@ -16,6 +16,7 @@ import pytest
 
 import smelt.llm
 from smelt.aot.chat import CONTENT, HERE, tokens_unit
+from smelt.aot.regex import Code
 from smelt.aot.tokens import byte_characters, make_tables
 from smelt.device.cross import RUNTIME
 from smelt.errors import UnsupportedError
@@ -127,6 +128,56 @@ def test_other_tokenizers_are_refused_by_name() -> None:
     pieces._inner.normalizer = tokenizers.normalizers.Lowercase()
     with pytest.raises(UnsupportedError, match="Lowercase"):
         make_tables(pieces.to_json(), 1)
+
+
+@pytest.mark.parametrize("pattern", ["(?:a?)*", "(?:b|a*)+", r"(?:(?!\S))*", "(?:)*"])
+def test_loops_without_a_character_are_refused(pattern: str) -> None:
+    with pytest.raises(UnsupportedError, match="cannot be compiled"):
+        Code().compile(pattern)
+    Code().compile(f"(?:x{pattern[:-1]})*")
+
+
+PROGRAM = r"""
+#include <stdlib.h>
+#include <string.h>
+static void *fill(void *block, size_t bytes) { return memset(block, 0xAB, bytes); }
+#define malloc(bytes) fill(malloc(bytes), bytes) /* what is read before it is written is negative */
+#define main main_of_chat
+#define MODEL_CREATE create
+#include "chat.c"
+#undef main
+static int32_t none[256], stop[] = {3};
+static const Tokens tokens = {.unknown = -1, .single = none};
+const Chat chat = {.tokens = &tokens, .vocabulary = 4, .open = "", .user_ask = "", .user_answer = "", .answer_user = "",
+                   .stop_count = 1, .stops = stop};
+int create(const smelt_options *options, smelt_model **model) { return (void)options, (void)model, 1; }
+int smelt_model_call(smelt_model *m, const smelt_tensor *i, smelt_tensor *o) { return (void)m, (void)i, (void)o, 1; }
+const char *smelt_error(void) { return "none"; }
+void smelt_model_destroy(smelt_model *model) { (void)model; }
+int main(void) {
+  float low = -INFINITY, logits[][4] = {{NAN, 1, 2, 3}, {0, NAN, 1, 0}, {0, 1, INFINITY, 2}, {low, low, low, low}};
+  Request request = {.temperature = 1, .top_p = 0.9, .most = 4};
+  unsigned long long random = 1;
+  for (int i = 0; i < 4; i++) printf("%d ", choose(logits[i], &request, &random));
+  memset(none, 0xff, sizeof none);
+  Session session = {.context = 8, .logits = logits[0]};
+  Text text = {0};
+  printf("%d\n", append_text(&text, "") && answer_message(&session, &request, &text, "hm", 2));
+  return 0;
+}
+"""
+
+
+@ON_LINUX
+def test_no_tokens_and_logits_that_are_not_finite(tmp_path: Path) -> None:
+    (tmp_path / "driver.c").write_text(PROGRAM)
+    sources = (f"-I{HERE}", f"-I{RUNTIME}", "driver.c", str(HERE / "tokens.c"), "-lm", "-o", "driver")
+    compiler = (sys.executable, "-m", "ziglang", "cc", "-O1", "-std=c11", "-D_GNU_SOURCE", "-Wno-macro-redefined")
+    done = subprocess.run([*compiler, *sources], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    done = subprocess.run([tmp_path / "driver"], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.split() == ["0", "2", "2", "0", "0"], done.stdout + done.stderr
+    assert "no tokens" in done.stderr
 
 
 TEMPLATE = (
