@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "runtime.h"
 
+#include <stdint.h>
 #include <string.h>
 
 #ifdef SMELT_SMALL /* a build for little memory: no huge pages, which round blocks up */
@@ -11,6 +12,9 @@
 #define HUGE_BLOCK ((i64)2 << 20)
 #endif
 #define MAPPED ((i64)128 << 10) /* blocks from this size on are mapped: releasing them returns pages to the system */
+
+/* The largest block: with what huge pages add it fits the address space, which has 32 bits on some machines. */
+#define MAX_BLOCK (sizeof(size_t) < sizeof(i64) ? (i64)UINT32_MAX - ((i64)4 << 20) : INT64_MAX - ((i64)4 << 20))
 
 static _Atomic i64 allocations, allocated;
 
@@ -35,7 +39,7 @@ i64 smelt_machine_memory(void) {
 }
 
 void *smelt_allocate(i64 bytes) {
-  if (bytes < 0 || bytes > smelt_machine_memory()) return NULL;
+  if (bytes < 0 || bytes > MAX_BLOCK || bytes > smelt_machine_memory()) return NULL;
   void *block = bytes >= HUGE_BLOCK ? smelt_map_huge(round_up(bytes, HUGE_BLOCK))
                 : bytes >= MAPPED ? smelt_map_pages(bytes)
                                   : smelt_take_block(bytes ? bytes : 1);

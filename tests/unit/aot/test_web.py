@@ -81,7 +81,10 @@ def test_dynamic_sizes_and_mistakes_in_node(tmp_path: Path, seed: int) -> None:
         ];
         const again = await load({{ weights: (await import("node:fs")).readFileSync("{weights}") }});
         const equal = plain(again.call({{ pixels }}).probabilities)[0].every((x, i) => x === results[0][0][i]);
-        return {{ results, words, equal }};
+        const bytes = (await import("node:fs")).readFileSync("{tmp_path / "digits.wasm"}");
+        const {{ exports }} = (await WebAssembly.instantiate(bytes)).instance;
+        const blocks = [0xffffffff, 0xfff00000].map((size) => exports.smelt_web_allocate(size));
+        return {{ results, words, equal, blocks }};
         """,
     )
     (want,) = onnx_oracle.session(DIGITS).run(None, {"pixels": pixels})
@@ -89,6 +92,7 @@ def test_dynamic_sizes_and_mistakes_in_node(tmp_path: Path, seed: int) -> None:
         assert shape == [n, 10]
         np.testing.assert_allclose(np.reshape(data, shape), want[:n], rtol=1e-4, atol=1e-6, err_msg=f"seed {seed}")
     assert found["equal"]
+    assert found["blocks"] == [0, 0], "a size that is rounded up beyond 32 bits"
     expected = (
         ("f32[batch, 64]", "f32[2, 63]"),
         ("f32[batch, 64]", "Float64Array[64]"),
