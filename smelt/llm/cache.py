@@ -38,6 +38,11 @@ class Pool:
         """What the arrays take now."""
         return self._capacity * page_bytes(self._config)
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether a step has the arrays, or took them along when it failed."""
+        return self._arrays is None
+
     def take(self) -> Pools:
         """The arrays, with room for every page that is in use; `give` them back after the step."""
         if self._arrays is None:  # a step failed and took them along
@@ -69,7 +74,14 @@ class Pool:
         return [(np.array(as_array(k)[page]), np.array(as_array(v)[page])) for k, v in self._arrays]
 
     def write(self, content: dict[int, list[tuple[Array, Array]]]) -> None:
-        """Put pages of every layer."""
+        """Put pages of every layer. Where that fails, the content of all pages is gone."""
+        try:
+            self._write(content)
+        except BaseException:
+            self.lose()
+            raise
+
+    def _write(self, content: dict[int, list[tuple[Array, Array]]]) -> None:
         arrays = self.take()
         for layer, pair in enumerate(arrays):
             both = []

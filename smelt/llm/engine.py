@@ -73,13 +73,18 @@ class Engine:
             self._changed.notify_all()
 
     def between_steps(self, act: Callable[[], T]) -> T:
-        """Call a function while no step runs."""
+        """Call a function while no step runs. Where it fails and the cache is lost, what runs is computed again."""
         with self._changed:
             self._guests += 1
             try:
                 while self._busy:
                     self._changed.wait()
-                return act()
+                try:
+                    return act()
+                except BaseException:
+                    if self.pool.is_lost:
+                        self._forget()
+                    raise
             finally:
                 self._guests -= 1
                 self._changed.notify_all()
@@ -188,6 +193,8 @@ class Engine:
 
     def _take_in(self, step: Launched) -> None:
         """Give the requests of a step what it computed."""
+        if len(step.batch.rows):
+            step.made.best(0)  # the error of a step that failed on a device is raised here: it is no request's own
         at = 0
         for part in step.parts:
             request = part.request
@@ -216,26 +223,27 @@ class Engine:
         try:
             made, arrays = self._step.run(batch, self.pool.take(), tokens)
         except MemoryError as error:
-            self.pool.lose()
             raise MemoryLimitError(
                 "no memory left for a step",
                 got=f"{len(batch.tokens)} tokens, {bytes_text(self.pool.nbytes)} of keys and values",
                 remedy="load(…, memory_limit=…), or a smaller context",
             ) from error
-        except BaseException:
-            self.pool.lose()
-            raise
         self.pool.give(arrays)
         return made
 
     def _fail(self, parts: list[Part], error: BaseException) -> None:
+        """End the requests of a step; the others are computed again, since the cache is lost."""
         with self._changed:
             for part in parts:
                 part.request.end("error", error)
                 self.scheduler.remove(part.request)
-            for request in list(self.scheduler.running):
-                self.scheduler.preempt(request)
-            self.pool.pages.forget()
+            self._forget()
+
+    def _forget(self) -> None:
+        self.pool.lose()
+        for request in list(self.scheduler.running):
+            self.scheduler.preempt(request)
+        self.pool.pages.forget()
 
 
 def _goes_on(request: Request, count: int, now: float) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
@@ -119,8 +120,9 @@ class AsyncRun(_Requests):
         queue: asyncio.Queue[tuple[int, Piece | None]] = asyncio.Queue()
 
         def emit(number: int, piece: Piece | None) -> None:
-            if self._is_wanted(number, piece) and not loop.is_closed():
-                loop.call_soon_threadsafe(queue.put_nowait, (number, piece))
+            if self._is_wanted(number, piece):
+                with suppress(RuntimeError):  # the loop is closed: no one waits
+                    loop.call_soon_threadsafe(queue.put_nowait, (number, piece))
 
         for i, request in enumerate(self._requests):
             request.emit = partial(emit, i)

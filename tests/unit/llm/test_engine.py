@@ -277,6 +277,41 @@ def test_a_step_that_fails_is_reported_and_dropped(model: LanguageModel, monkeyp
     assert idle(model)
 
 
+def test_a_prompt_cache_that_finds_no_memory_leaves_answers_as_they_were(
+    model: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt, other = ([(k * i) % 90 + 3 for i in range(70)] for k in (11, 13))
+    want = [model.generate(each, max_tokens=4, logprobs=1).choices for each in (prompt, other)]
+    model.save_cache(tmp_path / "pages", other)
+    pool = model._engine.pool
+    puts = iter(range(100))
+
+    def fail(array: Any) -> Any:
+        if next(puts) == 1:
+            raise MemoryError
+        return array
+
+    with monkeypatch.context() as broken:
+        broken.setattr(pool, "_put", fail)
+        with pytest.raises(MemoryError):
+            model.load_cache(tmp_path / "pages")
+    for each, choices in zip((prompt, other), want, strict=True):
+        assert model.generate(each, max_tokens=4, logprobs=1).choices == choices
+
+
+def test_a_loop_that_closes_disturbs_no_step(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine's thread may see an open loop that another thread closes right then."""
+    loop = asyncio.new_event_loop()
+    run = model.stream_async(CASE.tokens, max_tokens=4)
+    loop.run_until_complete(anext(aiter(run)))
+    loop.run_until_complete(run.close())
+    assert idle(model)
+    loop.close()
+    with monkeypatch.context() as closing:
+        closing.setattr(loop, "is_closed", lambda: False)
+        run._requests[0].emit(None)
+
+
 def test_a_closed_model_says_so(folder: Path) -> None:
     model = smelt.llm.load(folder, engine="reference")
     run = model.stream([3, 4], max_tokens=100, ignore_end=True)

@@ -1,0 +1,208 @@
+"""The engine of language models over a step in NumPy whose cache holds the tokens themselves: random arrivals, cancels,
+deadlines, preemptions, NaN logits and steps that fail, with and without steps that follow before tokens are read.
+
+The next token is a hash of all tokens that a query sees, so an answer with anything of another request in it is wrong.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import pytest
+
+from smelt.dtype import Array
+from smelt.errors import RunError
+from smelt.llm.batch import Batch, Pools
+from smelt.llm.cache import Pool
+from smelt.llm.config import PAGE, Config, Layer
+from smelt.llm.engine import Engine
+from smelt.llm.request import Request
+from smelt.llm.sample import Sampler, Sampling
+
+TOKENS = 50
+END = 7
+
+
+def next_token(seen: Array) -> int | None:
+    """After the tokens that a query sees; None stands for a row of NaN."""
+    found = crc32(seen.astype(np.int32).tobytes())
+    return None if found % 61 == 0 else found // 61 % TOKENS
+
+
+@dataclass(slots=True)
+class HashRows:
+    """What a step gives; a step that failed on a device says so when it is read."""
+
+    _logits: Array
+    picks: bool
+    failed: bool
+
+    @property
+    def logits(self) -> Array:
+        if self.failed:
+            raise RunError("the device failed")
+        return self._logits
+
+    states = logits
+
+    @property
+    def picked(self) -> Any:
+        return self._logits.argmax(1).astype(np.int32) if self.picks else None
+
+    def best(self, row: int) -> int | None:
+        if not self.picks or np.isnan(self.logits[row]).any():
+            return None
+        return int(self.logits[row].argmax())
+
+
+@dataclass(slots=True)
+class HashStep:
+    """Keys are tokens, values their positions. `meanwhile` is called while a step runs."""
+
+    window: int | None
+    picks: bool
+    meanwhile: Callable[[], None]
+    fails: Callable[[], str]  # "launch", "read" or nothing
+    most: Callable[[int], int] = lambda _: 64
+    precision: str = "f32"
+    platform: str = "cpu"
+    followed: int = 0
+    lost: Any = None  # keys of a step that failed: those who read them fail, too
+
+    def run(self, batch: Batch, pools: Pools, tokens: Any = None) -> tuple[HashRows, Pools]:
+        self.meanwhile()
+        self.followed += tokens is not None
+        ((keys, values),) = pools
+        page, place = batch.places
+        keys[page, 0, 0, place] = batch.tokens if tokens is None else tokens
+        values[page, 0, place, 0] = batch.position
+        logits = np.zeros((len(batch.rows), TOKENS), np.float32)
+        for i, row in enumerate(batch.rows):
+            found = next_token(self._seen(keys, values, batch, row))
+            logits[i, slice(None) if found is None else found] = np.nan if found is None else 1
+        failure = "read" if keys is self.lost else self.fails()
+        if failure:
+            self.lost = keys
+        if failure == "launch":
+            raise RunError("the step failed")
+        return HashRows(logits, self.picks, failure == "read"), [(keys, values)]
+
+    def _seen(self, keys: Array, values: Array, batch: Batch, row: int) -> Array:
+        last = int(batch.position[row])
+        at = np.arange(0 if self.window is None else max(0, last - self.window + 1), last + 1)
+        page = batch.table[batch.sequence[row], at // PAGE]
+        np.testing.assert_array_equal(values[page, 0, at % PAGE, 0], at)
+        found: Array = keys[page, 0, 0, at % PAGE]
+        return found
+
+    def put(self, array: Array) -> Array:
+        return array
+
+    def memory(self, tokens: int, rows: int, sequences: int, pages: int) -> int:
+        return 0
+
+    def close(self) -> None: ...
+
+
+def expect(prompt: Sequence[int], most: int, window: int | None) -> tuple[list[int], str]:
+    """The answer to a prompt alone, and how it ends."""
+    tokens, made = list(prompt), list[int]()
+    while len(made) < most:
+        found = next_token(np.array(tokens if window is None else tokens[-window:]))
+        if found is None:
+            return made, "error"
+        tokens.append(found)
+        made.append(found)
+        if found == END:
+            return made, "stop"
+    return made, "length"
+
+
+def draw_most(dice: Random) -> Callable[[int], int]:
+    """How many tokens a step reads."""
+    count = dice.choice((1, 5, 70, 200))
+    return lambda _: count
+
+
+@dataclass
+class Play:
+    """Requests that arrive, are cancelled or late while an engine works."""
+
+    dice: Random
+    window: int | None
+    picks: bool
+    failing: float
+    every: list[Request] = field(default_factory=list)
+    failures: int = 0
+
+    def run(self) -> HashStep:
+        dice = self.dice
+        config = Config("toy", (Layer(None, self.window),), 1, 1, 1, 1, 1, TOKENS, 400, 1e-5, "silu", 1.0)
+        step = HashStep(self.window, self.picks, self.change, self.fail)
+        self.engine = engine = Engine(step, Pool(config, step.put, dice.randrange(7, 12), copies=True), 6)
+        engine._thread = threading.current_thread()  # so that steps follow
+        self.stems = [[dice.randrange(TOKENS) for _ in range(200)] for _ in range(2)]
+        self.change()
+        while self.engine._has_work or len(self.every) < 12:
+            engine.scheduler._most = draw_most(dice)
+            if engine.scheduler.running and dice.random() < 0.05:
+                engine.scheduler.preempt(dice.choice(engine.scheduler.running))
+            engine._run(engine._plan())
+            self.change()
+        return step
+
+    def change(self) -> None:
+        """What other threads do while a step runs."""
+        dice = self.dice
+        if len(self.every) < 12 and dice.random() < 0.3:
+            stem = dice.choice(self.stems)[: dice.choice((0, 9, 60, 64, 70, 127, 128, 190))]
+            prompt = [*stem, *(dice.randrange(TOKENS) for _ in range(dice.choice((1, 2, 8, 30))))]
+            sampling = Sampling(logprobs=None if dice.random() < 0.9 else 1)
+            sampler = Sampler(sampling, prompt, TOKENS)
+            ends = frozenset({END})
+            request = Request(prompt, dice.randrange(1, 40), sampler, ends=ends, client=dice.choice("ab"))
+            self.every.append(request)
+            self.engine.add(request)
+        if self.every and dice.random() < 0.03:
+            dice.choice(self.every).cancelled = True
+        if self.every and dice.random() < 0.03:
+            dice.choice(self.every).deadline = time.monotonic() - 1
+
+    def fail(self) -> str:
+        if self.dice.random() >= self.failing:
+            return ""
+        self.failures += 1
+        return self.dice.choice(("launch", "read") if self.picks else ("launch",))
+
+
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("picks", [False, True])
+def test_answers_are_those_of_each_request_alone(window: int | None, picks: bool, seed: int) -> None:
+    dice = Random(seed)
+    followed = failures = preempted = cached = 0
+    for number in range(60):
+        play = Play(dice, window, picks, 0.02 if number % 2 else 0.0)
+        followed += play.run().followed
+        failures += play.failures
+        preempted += play.engine.scheduler.preempted
+        pages = play.engine.pool.pages
+        assert (pages.held, pages.available) == (0, pages.limit)
+        errors = {id(request.error) for request in play.every if "failed" in str(request.error)}
+        assert len(errors) <= play.failures, "a step that failed does not make others fail"
+        for request in play.every:
+            want, finish = expect(request.tokens[: request.prompt], request.most, window)
+            cached += request.cached
+            assert request.tokens[request.prompt :] == want[: request.generated]
+            if request.finish not in ("cancelled", "deadline") and id(request.error) not in errors:
+                assert (request.finish, request.generated) == (finish, len(want))
+    assert bool(followed) == picks
+    assert failures
+    assert preempted
+    assert cached
