@@ -200,7 +200,8 @@ class App:
     def _fail(self, request: Request, identity: bytes, failed: Exception) -> tuple[SmeltError, Response]:
         if isinstance(failed, SmeltError):
             return failed, self._problem(request, failed)
-        log.exception("%s %s failed (request %s)", request.method, request.path, identity.decode(), exc_info=failed)
+        path = _one_line(request.path)
+        log.exception("%s %s failed (request %s)", request.method, path, identity.decode(), exc_info=failed)
         error = as_problem(failed)
         response = self._problem(request, error)
         response.status = 500
@@ -279,7 +280,7 @@ class App:
         if self.config.log == "json":
             log.info("%s", json.dumps({"time": round(time.time(), 3), **fields}))
         else:
-            log.info("%s %s %s %.2f ms%s", request.method, request.path, response.status, seconds * 1000,
+            log.info("%s %s %s %.2f ms%s", request.method, _one_line(request.path), response.status, seconds * 1000,
                      f": {error.message}" if error is not None else "")  # fmt: skip
 
     async def health(self, request: Request) -> Response:
@@ -309,6 +310,11 @@ class App:
             case "metrics":
                 return self._metrics(next((key for key in self.config.keys if key.name == text), None))
         return ""
+
+
+def _one_line(path: str) -> str:
+    """A path for the log: it may hold line ends and escape sequences, percent-encoded."""
+    return path if path.isprintable() else ascii(path)
 
 
 # Protocols whose errors look otherwise, by the beginning of their paths.

@@ -16,6 +16,7 @@ from smelt.errors import SmeltError
 from smelt.serve.problems import MediaTypeError, MethodError, NotFoundError, RequestError, TooLargeError, status_of
 
 T = TypeVar("T")
+K = TypeVar("K", str, bytes)
 Scope: TypeAlias = Mapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Mapping[str, Any]]]
 Send: TypeAlias = Callable[[Mapping[str, Any]], Awaitable[None]]
@@ -23,6 +24,7 @@ JSON_TYPE = b"application/json"
 EVENTS = b"text/event-stream; charset=utf-8"
 COMPRESS_FROM = 32 << 10  # bytes
 MOST_MATCHED = 1024  # paths that are remembered
+LONGEST_MATCHED = 512  # characters
 LEFT = "the client left before the answer"
 CONNECTION = "smelt.connection"  # where `serve.protocol` leaves the connection in a scope
 
@@ -313,9 +315,7 @@ class Routes:
         direct = self._direct.get(methods.get("POST"))  # type: ignore[arg-type]
         if direct is None:
             return None
-        if len(self._targets) >= MOST_MATCHED:
-            self._targets.clear()
-        self._targets[target] = direct, path, parts
+        _remember(self._targets, target, (direct, path, parts))
         return direct, path, parts
 
     def paths(self) -> dict[str, list[str]]:
@@ -340,8 +340,14 @@ class Routes:
         for parts, row in self._patterns.get(len(given), ()):
             if all(part in ("{}", name) for part, name in zip(parts, given, strict=True)):
                 found = row, tuple(name for part, name in zip(parts, given, strict=True) if part == "{}")
-                if len(self._matched) >= MOST_MATCHED:
-                    self._matched.clear()
-                self._matched[path] = found
+                _remember(self._matched, path, found)
                 return found
         raise NotFoundError("no such path", got=path)
+
+
+def _remember(known: dict[K, T], key: K, value: T) -> None:
+    """Clients choose the keys: their number and lengths are limited."""
+    if len(key) <= LONGEST_MATCHED:
+        if len(known) >= MOST_MATCHED:
+            known.clear()
+        known[key] = value

@@ -175,10 +175,7 @@ class Catalogue:
         if versions is None or (version and version not in versions):
             return None
         found = self.pick(name, version)
-        if found.state != READY or not isinstance(found.queue, ModelQueue):
-            return None
-        found.used = time.monotonic()
-        return found
+        return found if found.state == READY and isinstance(found.queue, ModelQueue) else None
 
     def get(self, name: str, version: str = "") -> Version:
         """A model that can be called now. One that was unloaded to save memory is loaded in the meantime."""

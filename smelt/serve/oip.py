@@ -32,6 +32,7 @@ EXTENSIONS = ["binary_tensor_data", "model_repository", "statistics", "model_con
 HEADER_LENGTH = b"inference-header-content-length"
 BINARY_TYPE = b"application/octet-stream"
 INTERNAL = "smelt_internal_error"
+LONGEST = 1 << 53  # microseconds
 T = TypeVar("T")
 
 
@@ -133,6 +134,7 @@ class Service:
         request: Request,
     ) -> Outcome | InferCall:
         """The same for a model that is loaded, without a task. A short call has ended when this returns."""
+        found.used = time.monotonic()
         call = InferCall(found, started, request)
         try:
             queue = call.prepare(inputs)
@@ -204,7 +206,7 @@ def _timeout(parameters: Mapping[str, Any], default: float | None) -> float | No
         return default
     if isinstance(asked, bool) or not isinstance(asked, int | float) or asked < 0:
         raise RequestError("timeout is no time", expected="microseconds, a positive number", got=repr(asked)[:80])
-    seconds = asked / 1e6
+    seconds = min(asked, LONGEST) / 1e6
     return seconds if default is None else min(seconds, default)
 
 

@@ -19,6 +19,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from smelt.serve.http import CONNECTION, DirectHandler, Routes, WholeRequest
 
 MAX_HEAD = 64 << 10  # bytes
+MAX_PIPELINED = 128  # requests of one connection that wait for the answers before them
 
 
 class DirectApp(Protocol):
@@ -36,8 +37,12 @@ class LimitedProtocol(HttpToolsProtocol):
     direct: DirectApp | None = None
     _defaults: tuple[Any, bytes] = (None, b"")  # uvicorn's headers, and how they are written
     _timer: asyncio.TimerHandle | None = None
-    _received = 0
+    _received = 0  # bytes since a head, a part of a body or a request was complete
+    _has_progress = False  # whether what arrived last completed one
+    _is_large = False  # whether what arrived last may hold a whole head that is too large
     _in_head = False
+    _in_request = False  # from its first byte to its last
+    _ended = False  # the connection's last request has arrived: what follows is not read
     _body: list[bytes] | None = None  # of a request that may be answered directly
     _had_direct = False  # whether what arrived last held one
     _idle_since: float | None = None  # on the loop's clock; None: a request is being read or answered
@@ -48,44 +53,66 @@ class LimitedProtocol(HttpToolsProtocol):
         self._arm()
 
     def data_received(self, data: bytes) -> None:
-        cycle: Any = self.cycle  # None before the first request
-        if cycle is None or cycle.response_complete:
+        if self._ended:
+            return
+        if not self._in_request and not self._is_answering:
             self._in_head = True
-        self._had_direct = False
+        self._had_direct = self._has_progress = False
+        self._is_large = len(data) > MAX_HEAD
         super().data_received(data)
         if self._body is not None:
             self._begin_held(complete=False)
-        if self._in_head:
-            self._received += len(data)
-            if self._received > MAX_HEAD:
-                self._refuse("the head of the request is too large")
-            elif self._timer is None:
-                self._arm()
+        self._received = 0 if self._has_progress else self._received + len(data)
+        if self._received > MAX_HEAD:
+            self._refuse("the head of the request is too large")
+        elif self._timer is None and not self._ended and (self._in_head or self._is_discarding):
+            self._arm()
+
+    @property
+    def _is_answering(self) -> bool:
+        cycle: Any = self.cycle  # None before the first request
+        return cycle is not None and not cycle.response_complete
+
+    @property
+    def _is_discarding(self) -> bool:
+        """Whether the rest of a body comes after the answer."""
+        return self._in_request and not self._in_head and self._body is None and not self._is_answering
+
+    def _should_upgrade(self) -> bool:
+        return not self._is_answering and super()._should_upgrade()  # answers do not go into a WebSocket
 
     # ---- the parser's callbacks ----
 
     def on_message_begin(self) -> None:
+        if self._ended:
+            return
         self.url = b""
         self.headers = []
-        self._in_head = True
+        self._in_head = self._in_request = True
+        self._idle_since = None
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name.lower(), value))
+        if self._in_head:  # trailers of a chunked body are no headers
+            self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        self._in_head, self._received = False, 0
-        self._disarm()
+        if self._ended:
+            return
+        if self._is_large and len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD:
+            self._refuse("the head of the request is too large")
+            return
         if self._may_be_direct():
             self._body = []
         else:
             self._begin()
+        self._in_head, self._has_progress = False, True
+        self._disarm()
 
     def _may_be_direct(self) -> bool:
-        cycle: Any = self.cycle
         return (
             self.direct is not None
             and not self._had_direct  # pipelined ones take turns with other clients'
-            and (cycle is None or cycle.response_complete)
+            and not self._is_answering
             and self.parser.get_method() == b"POST"
             and not self.parser.should_upgrade()
             and not self.flow.write_paused  # a client that does not read its answers waits
@@ -105,18 +132,33 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         cycle: Any = self.cycle
         self.scope[CONNECTION] = Connection(self, cycle)  # type: ignore[literal-required]
+        # The parser takes the body of a request that asks for another protocol for that protocol's bytes.
+        if len(self.pipeline) >= MAX_PIPELINED or (self.parser.should_upgrade() and not self._should_upgrade()):
+            cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
+        self._has_progress = True
+        if self._ended:
+            return
         if self._body is not None:
             self._body.append(body)
         else:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self._has_progress = True
+        if self._ended:
+            return
+        if self._is_discarding and not self.parser.should_upgrade():
+            self._disarm()
+            self._idle_since = self.loop.time()
+        self._in_request = False
         if self._body is None:
             super().on_message_complete()
         elif not self._answer_directly():
             self._begin_held(complete=True)
+        cycle: Any = self.cycle  # None where a WebSocket begins
+        self._ended = cycle is not None and not cycle.keep_alive
 
     def _begin_held(self, complete: bool) -> None:
         """The ASGI way for a request that was held back, with what came of its body."""
@@ -142,7 +184,12 @@ class LimitedProtocol(HttpToolsProtocol):
         keep_alive = self.parser.should_keep_alive() and self.parser.get_http_version() != "1.0"
         self.cycle = reply = Reply(self, keep_alive)  # type: ignore[assignment]
         client = self._forwarded_client() if b"x-forwarded-for" in headers else self.client
-        direct.answer_directly(WholeRequest(path, parts, headers, client, body), handler, accepted, reply)
+        try:
+            direct.answer_directly(WholeRequest(path, parts, headers, client, body), handler, accepted, reply)
+        except Exception:  # a bug of ours, which the parser would take for a bad request
+            self.logger.exception("Exception in a direct handler")
+            reply.keep_alive = False
+            self.transport.close()
         return True
 
     def _forwarded_client(self) -> Any:
@@ -163,10 +210,10 @@ class LimitedProtocol(HttpToolsProtocol):
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
-        self.flow.resume_reading()
-        if self.pipeline:
+        if self.pipeline:  # no more is read before they are answered, but for the body of the last
             self._start_asgi_task(*self.pipeline.pop())
             return
+        self.flow.resume_reading()
         self._idle_since = self.loop.time()
         if self.timeout_keep_alive_task is None:  # one timer for many requests
             self._await_next(self.timeout_keep_alive)
@@ -205,10 +252,24 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _refuse(self, reason: str) -> None:
         self._disarm()
-        if not self.transport.is_closing():
-            if self._received:
-                self.send_400_response(reason)
+        if self.transport.is_closing():
+            return
+        if self._in_request or self._received:
+            self.send_400_response(reason)
+        else:
             self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what cannot be read. Requests before it are answered first: a client takes answers in their order."""
+        self._ended, is_discarding, self._body = True, self._is_discarding, None
+        if not self._is_answering and not is_discarding:
+            super().send_400_response(msg)
+        elif self._in_head or not self._in_request:
+            self.cycle.keep_alive = False
+        elif is_discarding or self.pipeline:
+            self.transport.close()
+        else:
+            super().send_400_response(msg)
 
     def write_answer(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes, keep_alive: bool) -> None:
         """Write a whole answer. The headers are ours."""

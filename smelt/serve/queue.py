@@ -144,8 +144,10 @@ class ModelQueue:
         return job
 
     def cancel(self, job: Job) -> None:
-        """End a request whose outputs are not wanted any more."""
+        """End a request whose outputs are not wanted any more. Its place in the queue is free at once."""
         job.cancel.cancel()
+        with self._ready, suppress(ValueError):
+            self._jobs.remove(job)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -70,12 +70,14 @@ def test_dynamic_sizes_and_mistakes_in_node(tmp_path: Path, seed: int) -> None:
         const results = [5, 1, 3].map((n) => plain(model.call({{ pixels: pixels.slice(0, 64 * n) }}).probabilities));
         const damaged = (await import("node:fs")).readFileSync("{weights}");
         damaged[100] ^= 1;
+        class Huge extends Float32Array {{ get byteLength() {{ return 2 ** 32 + 64; }} }}
         const words = [
           text(() => model.call({{ pixels: {{ data: new Float32Array(126), shape: [2, 63] }} }})),
           text(() => model.call({{ pixels: new Float64Array(64) }})),
           text(() => model.call({{ pixels: {{ data: new Float32Array(64), shape: [2, 64] }} }})),
           text(() => model.call({{}})),
           text(() => model.call({{ pixels, other: pixels }})),
+          text(() => model.call({{ pixels: new Huge(64) }})),
           await load({{ weights: damaged }}).then(() => "no error", (error) => error.message),
           await load({{ weights: damaged.slice(1) }}).then(() => "no error", (error) => error.message),
         ];
@@ -99,6 +101,7 @@ def test_dynamic_sizes_and_mistakes_in_node(tmp_path: Path, seed: int) -> None:
         ("f32[batch, 64]", "Float32Array[2, 64]"),
         ("f32[batch, 64]", "nothing"),
         ("no input 'other'", "pixels"),
+        ("no memory left", str(2**32 + 64)),
         ("damaged, or of another model", "bytes"),
         ("damaged, or of another model", "bytes"),
     )
