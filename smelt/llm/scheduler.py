@@ -55,10 +55,13 @@ class Scheduler:
     def add(self, request: Request) -> None:
         self._arrived += 1
         request.number = self._arrived
+        clients = {each.client for each in (*self.waiting, *self.running)}
+        if not clients:
+            self._served.clear()
+        elif request.client not in clients:  # it does not make up for the time when it asked for nothing
+            least = min(self._served[each] for each in clients)
+            self._served[request.client] = max(self._served[request.client], least)
         self.waiting.append(request)
-        running = [self._served[each.client] for each in (*self.waiting, *self.running) if each is not request]
-        if request.client not in self._served and running:  # a new client does not make up for the time before it came
-            self._served[request.client] = min(running)
 
     def drop(self, gone: Callable[[Request], bool]) -> list[Request]:
         """Take out the requests that are gone."""

@@ -204,6 +204,24 @@ def test_clients_are_served_alike() -> None:
     assert order == [1, 4, 2, 3]
 
 
+@pytest.mark.parametrize("name", ["bob", "eve"])
+def test_a_client_does_not_make_up_for_the_time_when_it_asked_for_nothing(name: str) -> None:
+    """Bob asked before, Eve did not; both find their turn after Ann's long use as one who always asked."""
+    scheduler = Scheduler(Pages(64), lambda pages: 40, 1)
+    for client in ("bob", *["ann"] * 9):
+        scheduler.add(request(30, 1, client))
+    for _ in range(8):
+        advance(scheduler)
+    for _ in range(3):
+        scheduler.add(request(30, 1, name))
+    order = [advance(scheduler)[0][0] for _ in range(3)]
+    assert order == [9, 11, 10]
+    while advance(scheduler):
+        pass
+    scheduler.add(request(30, 1, "zoe"))
+    assert set(scheduler._served) <= {"zoe"}  # no client is remembered when none asks
+
+
 def test_the_youngest_gives_way_and_all_come_to_an_end() -> None:
     scheduler = Scheduler(Pages(4), lambda pages: 200, 8)
     requests = [request(60, 100), request(61, 100), request(62, 100)]
