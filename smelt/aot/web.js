@@ -79,13 +79,11 @@ export class Model {
     this.outputs = OUTPUTS.map(({ name, shape, sizes }) => ({ name, shape, sizes }));
     exports._initialize?.();
     if (weights !== null) {
-      const address = exports.smelt_web_weights(weights.length);
-      if (!address) throw this.#noMemory(weights.length);
-      new Uint8Array(exports.memory.buffer, address >>> 0, weights.length).set(weights);
+      const address = this.#allocate(weights.length, exports.smelt_web_weights);
+      new Uint8Array(exports.memory.buffer, address, weights.length).set(weights);
     }
-    const label = new TextEncoder().encode(name), text = exports.smelt_web_allocate(label.length + 1);
-    if (!text) throw this.#noMemory(label.length);
-    const room = new Uint8Array(exports.memory.buffer, text >>> 0, label.length + 1);
+    const label = new TextEncoder().encode(name), text = this.#allocate(label.length + 1);
+    const room = new Uint8Array(exports.memory.buffer, text, label.length + 1);
     room.set(label), (room[label.length] = 0);
     const status = exports.smelt_web_create(text);
     const error = status ? this.#error(status) : null;
@@ -115,6 +113,13 @@ export class Model {
     return outputs;
   }
 
+  /** The address of a new block. Addresses have 32 bits, and a larger size would be cut to them. */
+  #allocate(bytes, allocate = this.#wasm.smelt_web_allocate) {
+    const address = bytes < 2 ** 32 ? allocate(bytes) >>> 0 : 0;
+    if (!address) throw new ModelError(`no memory left\n  got      ${bytes} bytes requested`, OUT_OF_MEMORY);
+    return address;
+  }
+
   /** The tensor of a place. Views end when the memory grows, so they are made anew. */
   #view(place) {
     return new DataView(this.#wasm.memory.buffer, (this.#wasm.smelt_web_tensors() >>> 0) + TENSOR * place, TENSOR);
@@ -124,8 +129,8 @@ export class Model {
     const block = this.#blocks[i];
     if (block.bytes < data.byteLength || !block.address) {
       if (block.address) this.#wasm.smelt_web_release(block.address, block.bytes);
-      block.bytes = data.byteLength, block.address = this.#wasm.smelt_web_allocate(block.bytes) >>> 0;
-      if (!block.address) throw this.#noMemory(block.bytes);
+      block.address = 0; // also where the next line throws
+      block.address = this.#allocate(data.byteLength), block.bytes = data.byteLength;
     }
     new Uint8Array(this.#wasm.memory.buffer, block.address, data.byteLength).set(
       new Uint8Array(data.buffer, data.byteOffset, data.byteLength),
@@ -146,9 +151,5 @@ export class Model {
   #error(status) {
     const bytes = new Uint8Array(this.#wasm.memory.buffer), begin = this.#wasm.smelt_web_error() >>> 0;
     return new ModelError(new TextDecoder().decode(bytes.slice(begin, bytes.indexOf(0, begin))), status);
-  }
-
-  #noMemory(bytes) {
-    return new ModelError(`no memory left\n  got      ${bytes} bytes requested`, OUT_OF_MEMORY);
   }
 }
