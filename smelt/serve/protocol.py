@@ -65,7 +65,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._received = 0 if self._has_progress else self._received + len(data)
         if self._received > MAX_HEAD:
             self._refuse("the head of the request is too large")
-        elif self._timer is None and not self._ended and (self._in_head or self._is_discarding):
+        elif self._timer is None and (self._in_head or self._is_discarding):
             self._arm()
 
     @property
@@ -243,6 +243,8 @@ class LimitedProtocol(HttpToolsProtocol):
             self.on_lost()
 
     def _arm(self) -> None:
+        if self._ended:
+            return
         self._timer = self.loop.call_later(self.seconds, self._refuse, "the head of the request did not arrive in time")
 
     def _disarm(self) -> None:

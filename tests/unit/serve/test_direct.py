@@ -19,7 +19,7 @@ from uvicorn.server import ServerState
 
 from smelt.client.wire import HEADER, encode_request
 from smelt.serve.config import KeyConfig
-from smelt.serve.protocol import LimitedProtocol, limited
+from smelt.serve.protocol import MAX_PIPELINED, LimitedProtocol, limited
 from smelt.serve.queue import INLINE, ModelQueue
 from tests.unit.serve.client import DIGITS, Client, model, serving
 
@@ -58,6 +58,9 @@ class Wire:
     def is_closing(self) -> bool:
         return self.closed
 
+    def has_timer(self) -> bool:
+        return self.protocol._timer is not None
+
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return default
 
@@ -67,6 +70,17 @@ class Wire:
     def resume_reading(self) -> None:
         self.reading = True
 
+    def feed(self, *pieces: bytes) -> bool:
+        """Whether the connection is closed after these pieces."""
+
+        async def feed() -> None:
+            for piece in pieces:
+                self.protocol.data_received(piece)
+                await asyncio.sleep(0)
+
+        self.client.run(feed())
+        return self.closed
+
     def receive(self, *pieces: bytes) -> bytes:
         """Feed the pieces, and give what was answered when nothing runs any more."""
 
@@ -74,7 +88,9 @@ class Wire:
             for piece in pieces:
                 self.protocol.data_received(piece)
                 await asyncio.sleep(0)
-            while self.protocol.tasks or (self.protocol.cycle and not self.protocol.cycle.response_complete):
+            while self.protocol.tasks or (
+                not self.closed and self.protocol.cycle and not self.protocol.cycle.response_complete
+            ):
                 await asyncio.sleep(0.001)
 
         self.client.run(feed())
@@ -113,6 +129,7 @@ REQUESTS: dict[str, Callable[[], bytes]] = {
     "compressed": lambda: request(gzip.compress(json.dumps(JSON).encode()), Content_Encoding="gzip"),
     "an unknown encoding": lambda: request(Content_Encoding="br"),
     "a bad length": lambda: request(**{HEADER: "x"}),
+    "a long timeout": lambda: request({**JSON, "parameters": {"timeout": 10**400}}),
     "a wrong timeout": lambda: request({**JSON, "parameters": {"timeout": -1}}),
     "HTTP/1.0": lambda: request(version="1.0"),
     "close": lambda: request(Connection="close"),
@@ -168,6 +185,145 @@ def test_a_chunked_body(client: Client) -> None:
     parts = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (data[:100], data[100:], b""))
     message = request(b"", Transfer_Encoding="chunked", Content_Length="") + parts
     assert Wire(client).receive(message).startswith(b"HTTP/1.1 200")
+
+
+def _chunked(*trailers: bytes) -> bytes:
+    data = json.dumps(JSON).encode()
+    head = request(b"", Transfer_Encoding="chunked", Content_Length="", X_Request_Id="", Authorization="")
+    return head + b"%x\r\n%b\r\n0\r\n" % (len(data), data) + b"".join(trailers)
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_trailers_are_no_headers(client: Client, direct: bool) -> None:
+    key = f"Authorization: Bearer {SECRET}\r\n\r\n".encode()
+    assert Wire(client, direct).receive(_chunked(key)).startswith(b"HTTP/1.1 401")
+
+
+@pytest.mark.parametrize("endless", [b"a: b\r\n" * 5000, b"a" * 30_000])
+def test_trailers_are_limited(client: Client, endless: bytes) -> None:
+    wire = Wire(client)
+    start = _chunked().replace(b"Host: x", b"Host: x\r\nX-API-Key: " + SECRET.encode())
+    assert not wire.feed(start, *[endless] * 2)
+    assert wire.feed(endless)
+    assert len(wire.protocol.headers) < 9
+    wire.protocol.connection_lost(None)
+    wire.receive()
+
+
+@pytest.mark.parametrize("last", [{"Connection": "close"}, {"version": "1.0"}])
+@pytest.mark.parametrize("target", ["/v2/models/digits/infer", "/v2/models/digits/infer?"])
+def test_nothing_is_read_after_the_last_request(client: Client, last: dict[str, Any], target: str) -> None:
+    stats = client.app.catalogue.pick("digits").stats
+    before = stats.success
+    wire = Wire(client)
+    assert wire.receive(request(target=target, **last) + request() * 3).count(b"HTTP/1.1") == 1
+    assert wire.closed
+    assert stats.success == before + 1
+
+
+@pytest.mark.parametrize("upgrade", ["h2c", "websocket"])
+def test_the_body_of_a_request_for_another_protocol_is_no_request(client: Client, upgrade: str) -> None:
+    """A proxy that passes `Upgrade` on takes the body for a body."""
+    wire = Wire(client)
+    wire.protocol.ws_protocol_class = None
+    whole = request(request(X_Request_Id="hidden"), Upgrade=upgrade, Connection="Upgrade")
+    at = whole.index(b"\r\n\r\n") + 4
+    answers = wire.receive(whole[:at], whole[at:])
+    assert answers.count(b"HTTP/1.1") == 1
+    assert b"hidden" not in answers
+    assert wire.closed
+
+
+@pytest.mark.parametrize("broken", [b"\0", b"CONNECT x:1 HTTP/1.1\r\n\r\n", b"\r\n" * 40_000, b"GET /" + b"x" * 70_000])
+def test_a_bad_request_does_not_answer_the_one_before_it(client: Client, broken: bytes) -> None:
+    for first in (request(), request(target="/v2/models/digits/infer?")):
+        wire = Wire(client)
+        answers = wire.receive(first, broken, request())
+        assert re.findall(rb"HTTP/1.1 (\d+)", answers) in ([b"200"], [b"200", b"400"])
+        assert wire.closed
+
+
+def test_a_large_head_is_refused_even_if_it_comes_at_once(client: Client) -> None:
+    wire = Wire(client)
+    assert wire.receive(request(X_Long="y" * 70_000)).startswith(b"HTTP/1.1 400")
+    assert wire.closed
+
+
+def test_bodies_do_not_count_as_the_head_of_the_next_request(client: Client) -> None:
+    wire, padded = Wire(client), request(json.dumps(JSON).encode() + b" " * 18_000)
+    assert wire.receive(padded * 5 + request()[:20], request()[20:]).count(b"HTTP/1.1 200") == 6
+    assert not wire.closed
+
+
+def test_few_pipelined_requests_wait(client: Client) -> None:
+    wire = Wire(client)
+
+    async def flood() -> None:
+        wire.protocol.data_received(request() * (MAX_PIPELINED + 50))
+        while not wire.closed:
+            assert len(wire.protocol.pipeline) <= MAX_PIPELINED
+            assert not wire.reading or not wire.protocol.pipeline
+            await asyncio.sleep(0)
+
+    client.run(flood())
+    assert MAX_PIPELINED <= wire.sent.count(b"HTTP/1.1 200") <= MAX_PIPELINED + 2
+    assert wire.sent.count(b"connection: close") == 1
+
+
+def test_a_body_that_comes_after_the_answer_ends_quietly(client: Client) -> None:
+    wire = Wire(client)
+    whole = request(b"x" * 100_000, target="/v2/models/digits", Authorization="")
+    assert wire.receive(whole[:200]).startswith(b"HTTP/1.1 40")
+    assert wire.receive(whole[200:90_000], whole[90_000:]) == b""
+    assert not wire.has_timer()
+    assert wire.protocol._idle_since is not None
+    assert wire.receive(request()).startswith(b"HTTP/1.1 200")
+    assert wire.receive(whole[:200]).startswith(b"HTTP/1.1 40")
+    wire.receive(whole[200:300])
+    assert wire.has_timer()
+    wire.protocol._refuse("too slow")
+    assert (wire.sent, wire.closed) == (b"", True)
+
+
+def test_a_connection_with_half_a_pipelined_request_is_not_idle(client: Client) -> None:
+    wire = Wire(client)
+    wire.feed(request() + request()[:-3])
+    assert wire.protocol._idle_since is None
+    assert wire.receive(request()[-3:]).count(b"HTTP/1.1 200") == 2
+
+
+def test_a_bug_in_a_direct_handler_is_no_bad_request(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(client.app, "_identify", fail)
+    wire = Wire(client)
+    wire.feed(request())
+    assert (wire.sent, wire.closed) == (b"", True)
+
+
+def test_long_paths_are_not_remembered(client: Client) -> None:
+    for direct in (True, False):
+        for target in ("/v2/models/long", "/v2/models/long?"):
+            Wire(client, direct).receive(request(target=target.replace("long", "x" * 5000) + "/infer"))
+    routes = client.app.routes
+    assert all(len(known) < 1000 for known in (*routes._targets, *routes._matched))
+
+
+def test_a_request_without_a_key_does_not_keep_a_model_in_memory(client: Client) -> None:
+    version = client.app.catalogue.pick("digits")
+    version.used = 0.0
+    Wire(client).receive(request(Authorization=""))
+    assert version.used == 0
+    Wire(client).receive(request())
+    assert version.used > 0
+
+
+def test_a_path_cannot_write_lines_into_the_log(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "smelt.serve"):
+        Wire(client).receive(request(target="/x%0aPOST%20/y%1b[2J"))
+    (record,) = caplog.records
+    assert record.getMessage().isprintable()
 
 
 def test_a_client_that_does_not_read_its_answers_gets_no_more(client: Client) -> None:
@@ -232,6 +388,7 @@ def test_a_client_that_leaves_cancels_its_waiting_call() -> None:
             leaving.protocol.data_received(request())
             assert queue.waiting == 1
             leaving.protocol.connection_lost(None)
+            assert queue.waiting == 0  # there is room for others
             go_on.set()
 
         client.run(leave())
