@@ -116,9 +116,14 @@ class Languages:
         return [each for each in ready if self.keys.opens(request.key, each.name)]
 
     def start(
-        self, version: Version, prompts: Sequence[Sequence[int]], options: Mapping[str, Any], n: int
+        self,
+        request: Request,
+        version: Version,
+        prompts: Sequence[Sequence[int]],
+        options: Mapping[str, Any],
+        n: int,
     ) -> list[Generation]:
-        """`n` answers to each prompt. The i-th draws with the seed plus i."""
+        """`n` answers to each prompt. The i-th draws with the seed plus i. Those who have a key are served alike."""
         if not 1 <= n <= MAX_ANSWERS:
             raise RequestError("n is out of range", expected=f"1 to {MAX_ANSWERS}", got=n)
         if version.active + n * len(prompts) > version.config.max_queue:
@@ -129,11 +134,12 @@ class Languages:
         seed = options.get("seed")
         first = secrets.randbits(48) if seed is None else seed
         model: LanguageModel = version.loaded
+        client = "" if request.key is None else request.key.name
         found = []
         for prompt in prompts:
             most = model.context - len(prompt)
             asked = options.get("max_tokens")
-            given = {**options, "max_tokens": most if asked is None else asked}
+            given = {**options, "max_tokens": most if asked is None else asked, "client": client}
             found += [Generation(version, prompt, {**given, "seed": (first + i) % (1 << 64)}) for i in range(n)]
         return found
 

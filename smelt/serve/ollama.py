@@ -119,7 +119,7 @@ class Ollama:
         check_supported(
             {"format": asked.format, "tools": asked.tools, "images": asked.images}, ("format", "tools", "images")
         )
-        (run,) = self.languages.start(version, [prompt], _options(asked.options), 1)
+        (run,) = self.languages.start(request, version, [prompt], _options(asked.options), 1)
         started = time.perf_counter()
         if asked.stream:
             return Response(kind=LINES, stream=_lines(run, version, form, started))

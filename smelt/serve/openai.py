@@ -166,7 +166,7 @@ class OpenAI:
         prompt = await asyncio.to_thread(chat_prompt, version, asked.messages, tools)
         logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
         options = asked.options(logprobs) | form_of(asked.response_format)
-        runs = self.languages.start(version, [prompt], options, asked.n or 1)
+        runs = self.languages.start(request, version, [prompt], options, asked.n or 1)
         return await self._answer(request, asked, version, runs, Chat(logprobs is not None, convention=convention))
 
     async def completions(self, request: Request) -> Response:
@@ -179,7 +179,7 @@ class OpenAI:
         prompts = await asyncio.to_thread(_prompts, version, asked.prompt)
         if asked.max_tokens is None:
             asked.max_tokens = 16  # OpenAI's default for this endpoint
-        runs = self.languages.start(version, prompts, asked.options(asked.logprobs), asked.n or 1)
+        runs = self.languages.start(request, version, prompts, asked.options(asked.logprobs), asked.n or 1)
         echoes = [version.loaded.tokenizer.decode(run.prompt) if asked.echo else "" for run in runs]
         return await self._answer(request, asked, version, runs, Completion(asked.logprobs is not None, echoes))
 

@@ -61,7 +61,7 @@ class Responses:
         prompt = await asyncio.to_thread(chat_prompt, version, _messages(asked), tools)
         options = {name: getattr(asked, name) for name in ("temperature", "top_p") if getattr(asked, name) is not None}
         options = {"temperature": 1.0, **options, "max_tokens": asked.max_output_tokens, **form_of(_format(asked.text))}
-        (run,) = self.languages.start(version, [prompt], options, 1)
+        (run,) = self.languages.start(request, version, [prompt], options, 1)
         answer = _Answer(asked, run, convention)
         if asked.stream:
             return Response(kind=EVENTS, stream=answer.events(), headers=[(b"cache-control", b"no-cache")])

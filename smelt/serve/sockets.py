@@ -118,7 +118,7 @@ class _Conversation:
         version = languages.open(self.request, asked.model)
         prompt = await asyncio.to_thread(chat_prompt, version, asked.messages)
         options = asked.options(None) | form_of(asked.response_format)
-        (run,) = languages.start(version, [prompt], options, 1)
+        (run,) = languages.start(self.request, version, [prompt], options, 1)
         sending = asyncio.ensure_future(self._stream(run))
         listening = asyncio.ensure_future(self._next())
         try:

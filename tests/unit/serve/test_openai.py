@@ -7,6 +7,7 @@ import http.client
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -16,6 +17,7 @@ import smelt
 from smelt.cli.load import Load, load
 from smelt.cli.load_language import summarise, token_times
 from smelt.cli.open_loop import Streamed
+from smelt.serve.language import Languages
 from tests.llm_checkpoints import FIXTURE, Case, write_checkpoint
 from tests.llm_gguf import write_vocabulary
 from tests.unit.llm.test_forms import write_letters
@@ -76,6 +78,15 @@ def test_chat_answers_as_the_engine_does(client: openai.OpenAI, model: Any) -> N
     messages: list[Any] = [{"role": "user", "content": parts}]
     again = client.chat.completions.create(model="tiny", messages=messages, temperature=0, max_completion_tokens=12)
     assert again.choices[0].message.content == want.text
+
+
+@pytest.mark.parametrize("name", ["team", ""])
+def test_keys_are_the_clients_that_are_served_alike(model: Any, name: str) -> None:
+    version: Any = SimpleNamespace(loaded=model, active=0, config=SimpleNamespace(max_queue=4, timeout=None))
+    request: Any = SimpleNamespace(key=SimpleNamespace(name=name) if name else None)
+    languages = Languages(catalogue=None, config=None, keys=None)  # type: ignore[arg-type]
+    runs = languages.start(request, version, [[3, 4]], {}, 2)
+    assert [each.client for run in runs for each in run._run._requests] == [name, name]
 
 
 def test_streams_give_the_same_text(client: openai.OpenAI, model: Any) -> None:
