@@ -367,5 +367,34 @@ class Connection:
         return True
 
 
+class StallWatch:
+    """Ends connections whose clients read nothing of what is written, also while a close waits for them to read."""
+
+    looks = 4  # that must find the same
+
+    def __init__(self, connections: Iterable[Any]) -> None:
+        self._connections = connections
+        self._seen: dict[Any, tuple[int, int]] = {}  # bytes that wait to be written, and how often they were as many
+
+    async def run(self, seconds: float) -> None:
+        """Look until cancelled. A connection ends when nothing of it was read for so long."""
+        while True:
+            await asyncio.sleep(seconds / self.looks)
+            self.look()
+
+    def look(self) -> None:
+        before, self._seen = self._seen, {}
+        for each in list(self._connections):
+            size = each.transport.get_write_buffer_size()
+            if not size:
+                continue
+            known, times = before.get(each, (0, 0))
+            times = times + 1 if size == known else 0
+            if times < self.looks:
+                self._seen[each] = size, times
+            else:
+                each.transport.abort()
+
+
 def limited(seconds: float, direct: DirectApp | None = None) -> type[LimitedProtocol]:
     return type("LimitedProtocol", (LimitedProtocol,), {"seconds": seconds, "direct": direct})

@@ -22,7 +22,7 @@ from smelt.serve import grpc as grpc_front
 from smelt.serve.app import App
 from smelt.serve.config import Config
 from smelt.serve.models import READY, Catalogue, Version
-from smelt.serve.protocol import limited
+from smelt.serve.protocol import StallWatch, limited
 
 log = logging.getLogger("smelt.serve")
 
@@ -138,10 +138,11 @@ async def _serve(app: App, listener: socket.socket, quiet: bool, link: socket.so
         _say(quiet, f"  and for gRPC on {host}:{bound}")
     linked = None if link is None else asyncio.create_task(app.join(link))
     loading = asyncio.create_task(_load(app.catalogue, url, quiet))
+    watching = asyncio.create_task(StallWatch(server.server_state.connections).run(config.keep_alive))
     await serving
     if other is not None:
         await other.stop(config.drain)
-    for task in (loading, linked):
+    for task in (loading, linked, watching):
         if task is not None:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import json
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from uvicorn.server import ServerState
 
 from smelt.client.wire import HEADER, encode_request
 from smelt.serve.config import KeyConfig
-from smelt.serve.protocol import MAX_PIPELINED, LimitedProtocol, limited
+from smelt.serve.protocol import MAX_PIPELINED, LimitedProtocol, StallWatch, limited
 from smelt.serve.queue import INLINE, ModelQueue
 from tests.unit.serve.client import DIGITS, Client, model, serving
 
@@ -331,6 +332,49 @@ def test_a_client_that_does_not_read_its_answers_gets_no_more(client: Client) ->
     wire.protocol.pause_writing()
     wire.protocol.loop.call_later(0.05, wire.protocol.resume_writing)
     assert wire.receive(request()).startswith(b"HTTP/1.1 200")
+
+
+def test_clients_that_read_nothing_lose_their_connections() -> None:
+    """On real sockets: a close alone would wait for such a client for ever."""
+
+    class Sender(asyncio.Protocol):
+        def __init__(self) -> None:
+            self.lost = asyncio.Event()
+
+        def connection_made(self, transport: Any) -> None:
+            self.transport = transport
+            transport.write(b"x" * (64 << 20))
+            transport.close()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            connections.discard(self)
+            self.lost.set()
+
+    connections = set[Sender]()
+
+    async def serve() -> None:
+        loop = asyncio.get_running_loop()
+        pairs = [socket.socketpair() for _ in range(2)]
+        try:
+            idle, reading = [(await loop.create_connection(Sender, sock=ours))[1] for ours, _ in pairs]
+            connections.update((idle, reading))
+            watch = StallWatch(connections)
+            for _ in range(watch.looks):
+                watch.look()
+                assert len(connections) == 2
+                pairs[1][1].recv(1 << 20)
+                await asyncio.sleep(0.01)
+            watch.look()
+            await idle.lost.wait()
+            assert connections == {reading}
+            reading.transport.abort()
+            await reading.lost.wait()
+        finally:
+            for pair in pairs:
+                for each in pair:
+                    each.close()
+
+    asyncio.run(asyncio.wait_for(serve(), 60))
 
 
 def test_idle_connections_are_closed_by_one_timer(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
