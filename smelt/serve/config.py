@@ -93,7 +93,7 @@ class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     max_body: int = 64 << 20  # bytes, decompressed
     max_elements: int = 1 << 26  # of one tensor
     body_timeout: float = 30.0  # seconds for a request to arrive
-    keep_alive: float = 75.0  # seconds that an idle connection stays
+    keep_alive: float = 75.0  # seconds that a connection stays which is idle, or whose client reads nothing
     max_connections: int = 4096
     drain: float = 30.0  # seconds for running requests when the server stops
     allow_origin: str | None = None  # CORS

@@ -99,6 +99,9 @@ class Request:
         """The result of work that is cancelled when the client leaves. The body must have been read."""
         if self.connection is None:
             return await self._watched(work)
+        if self.connection.is_lost:  # while the model was loaded
+            work.close()
+            raise ClientGoneError(LEFT)
         task = asyncio.current_task()
         assert task is not None
         self.connection.on_lost(task.cancel)

@@ -443,6 +443,22 @@ def test_a_client_that_leaves_cancels_its_waiting_call() -> None:
         assert leaving.sent == b""
 
 
+def test_a_client_that_leaves_while_the_model_is_loaded_gets_no_call(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wire, catalogue = Wire(client), client.app.catalogue
+    real, stats = catalogue.demand, catalogue.pick("digits").stats
+
+    async def demand(name: str, version: str = "") -> Any:
+        wire.protocol.connection_lost(None)
+        return await real(name, version)
+
+    monkeypatch.setattr(catalogue, "demand", demand)
+    before = stats.calls
+    assert wire.receive(request(target="/v2/models/digits/infer?")) == b""
+    assert stats.calls == before
+
+
 def test_a_server_without_room_writes_few_lines(caplog: pytest.LogCaptureFixture) -> None:
     key = KeyConfig(name="slow", sha256=hashlib.sha256(SECRET.encode()).hexdigest(), per_minute=1)
     with serving(model(DIGITS), keys=[key]) as client, caplog.at_level("INFO", "smelt.serve"):
