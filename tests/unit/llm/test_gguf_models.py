@@ -52,11 +52,11 @@ def test_logits_are_those_of_the_folder(name: str, tmp_path: Path) -> None:
 def test_blocks_compute_as_their_numbers_do(name: str, tmp_path: Path) -> None:
     """Quantised tensors stay blocks in the program; dequantised by the gguf package, they give the same."""
     case = CASES["llama"]
-    case.config.update(hidden_size=64, intermediate_size=96, head_dim=16)
+    config = {**case.config, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
     shapes = {
         theirs: tuple({48: 64, 64: 96}.get(size, size) for size in sizes) for theirs, sizes in case.shapes.items()
     }
-    wide = Case(name, case.config, _heads(shapes), case.tokens, case.logits, [], [])
+    wide = Case(name, config, _heads(shapes), case.tokens, case.logits, [], [])
     path = tmp_path / "model.gguf"
     write_gguf(path, wide, name)
     found = open_checkpoint(path)
