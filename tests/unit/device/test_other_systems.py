@@ -29,7 +29,13 @@ def python_import_library(folder: Path) -> Path:
 
 
 @pytest.mark.skipif(find_spec("ziglang") is None, reason="only zig cross-compiles")
-@pytest.mark.parametrize(("target", "platform"), [("x86_64-windows-gnu", "win32"), ("aarch64-macos", "darwin")])
+@pytest.mark.parametrize(
+    ("target", "platform"),
+    [
+        pytest.param("x86_64-windows-gnu", "win32", marks=pytest.mark.slow),  # a cold C library takes a minute
+        ("aarch64-macos", "darwin"),
+    ],
+)
 def test_runtime_cross_compiles(target: str, platform: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, library = tmp_path / "runtime.c", tmp_path / "runtime.out"
     source.write_text(runtime.source())
