@@ -1,0 +1,84 @@
+"""`TextEncoder`: an encoder's program, tokenizer and batches, shared by `EmbeddingModel` and `CrossEncoder`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, Self
+
+import numpy as np
+
+from smelt.dtype import Array
+from smelt.errors import RunError, UnsupportedError
+from smelt.llm.encoder import EncoderConfig
+from smelt.llm.tokenizer import Tokenizer, from_file
+
+TOKENS = 4096  # of a batch, padding included
+_ABSENT = ("embed", "generate", "stream", "chat", "logits", "generate_async", "stream_async", "chat_async")
+
+
+class TextEncoder:
+    """An encoder with its weights and tokenizer. `kind` and `use` tell those who ask for text what it is instead."""
+
+    kind, use = "is an encoder", ""
+
+    def __init__(self, folder: Path, config: EncoderConfig, bound: Any, context: int) -> None:
+        self.folder, self.config, self.context = folder, config, context
+        self._bound = bound
+        self._tokenizer: Tokenizer | None = None
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name in _ABSENT:
+            raise UnsupportedError(f"{self.folder.name} {self.kind} and has no {name}", remedy=self.use)
+        raise AttributeError(name)
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Text → tokens; read when it is first used."""
+        if self._tokenizer is None:
+            self._tokenizer = from_file(self.folder / "tokenizer.json")
+        return self._tokenizer
+
+    def close(self) -> None:
+        """Give back the weights."""
+        self._bound.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- batches ----
+
+    def _check(self, ids: Sequence[int]) -> None:
+        if not ids or min(ids) < 0 or max(ids) >= self.config.v:
+            raise RunError(
+                "a text has tokens of the vocabulary",
+                expected=f"0 to {self.config.v - 1}",
+                got=list(ids[:8]),
+                remedy="check that tokenizer.json belongs to the model",
+            )
+
+    def _pad(self, lists: Sequence[Sequence[int]], padding: int) -> tuple[Array, Array]:
+        """Lists as rows i32[n, s], and their lengths i32[n]."""
+        lengths = np.array([len(each) for each in lists], np.int32)
+        rows = np.full((len(lists), int(lengths.max())), padding, np.int32)
+        for row, each in zip(rows, lists, strict=True):
+            row[: len(each)] = each
+        return rows, lengths
+
+
+def batches_by_length(lists: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+    """The places of lists of about the same length, as many as a batch takes."""
+    order = sorted(range(len(lists)), key=lambda i: len(lists[i]))
+    while order:
+        count = 1
+        while count < len(order) and (count + 1) * len(lists[order[count]]) <= TOKENS:
+            count += 1
+        yield order[:count]
+        order = order[count:]
