@@ -23,6 +23,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 IMPORT = ""  # the context of what runs before the first test
 RESULT = "SMELT_COVERAGE_MAP"  # where the plugin writes
+LONGEST = 1000  # characters of a test's name: it is an argument of a command
 CASES = 8  # of one test, before those of the next
 
 
@@ -164,7 +165,8 @@ def pytest_sessionfinish() -> None:
         return
     _state["coverage"].stop()
     data = _state["coverage"].get_data()
-    seconds = {name: spent for name, spent in _state["seconds"].items() if name not in _state["failed"]}
+    passed = {name: spent for name, spent in _state["seconds"].items() if name not in _state["failed"]}
+    seconds = {name: spent for name, spent in passed.items() if len(name) <= LONGEST}
     names = [IMPORT, *seconds]
     number = {name: i for i, name in enumerate(names)}
     lines = {

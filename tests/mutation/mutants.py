@@ -5,6 +5,7 @@ A `Mutant` replaces one piece of text. Left alone is what no test can or should 
 - annotations, decorators, imports, docstrings, f-strings, `if TYPE_CHECKING`;
 - `assert`: it holds in every run of a correct program, so a weaker one cannot be told from it;
 - `strict=` of a zip, an assertion of the same kind;
+- `return` in place of `return False`: None is as false, and `return True` is a mutant of its own;
 - how things look to a person at a terminal or a debugger: `__repr__`, and the keywords in `LOOKS`.
 """
 
@@ -150,7 +151,7 @@ def _of_node(node: ast.AST, source: list[bytes]) -> Iterator[Mutant]:
         yield _replace(node.test, ast.UnaryOp(ast.Not(), node.test), "condition", source)
     elif isinstance(node, ast.Raise):
         yield _replace(node, ast.Pass(), "drop raise", source)
-    elif isinstance(node, ast.Return) and node.value is not None and not _is_none(node.value):
+    elif isinstance(node, ast.Return) and node.value is not None and not _is_constant(node.value, None, False):
         yield _replace(node, ast.Return(), "drop return", source)
     elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         yield _replace(node, ast.Pass(), "drop call", source)
@@ -160,15 +161,15 @@ def _is_text(node: ast.BinOp) -> bool:
     """Whether an operator joins strings or types (`int | None`)."""
     sides = (node.left, node.right)
     texts = any(isinstance(each, ast.JoinedStr) or _is_string(each) for each in sides)
-    return texts or (isinstance(node.op, ast.BitOr) and any(_is_none(each) for each in sides))
+    return texts or (isinstance(node.op, ast.BitOr) and any(_is_constant(each, None) for each in sides))
 
 
 def _is_string(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
-def _is_none(node: ast.AST) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None
+def _is_constant(node: ast.AST, *values: object) -> bool:
+    return isinstance(node, ast.Constant) and any(node.value is value for value in values)
 
 
 def _replace(node: ast.expr | ast.stmt, by: ast.AST, kind: str, source: list[bytes]) -> Mutant:

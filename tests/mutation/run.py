@@ -1,8 +1,8 @@
 """`make mutants`: how many small changes to smelt the tests notice.
 
-Mutants are drawn by seed from the whole package. Each is tried in a scratch copy with the tests that run its line; one
-that survives in a room that the public suites run through gets a sample of these as well. What no test can notice is
-listed in equivalent.toml, with the reason.
+Mutants are drawn by seed from the whole package. Each is tried in a scratch copy with quick tests that run its line.
+Those that survive are tried again, in the time that is left, with many more of these tests, and with a sample of the
+public suites in rooms that these run through. What no test can notice is listed in equivalent.toml, with the reason.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ TESTS = ("tests/unit", "tests/hostile", "tests/property", "tests/golden", "tests
 # What gets a second try with samples of those suites.
 SUITES = ("smelt/ir", "smelt/kernel", "smelt/passes", "smelt/read/onnx", "smelt/write/onnx", "smelt/engine")
 SAMPLE = "tests/mutation/sample.py"
+LATE = "took too long"
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 
 
@@ -90,46 +91,60 @@ def known_equivalent(trial: Trial, known: list[dict[str, str]]) -> str:
 class Copy:
     """A scratch copy of the repository in which one mutant at a time is tried."""
 
-    def __init__(self, folder: Path, cache: Path) -> None:
-        self.root, self.cache = folder, cache
-        self.sound: dict[str, bool] = {}
+    def __init__(self, folder: Path, cache: Path, end: float) -> None:
+        self.root, self.cache, self.end = folder, cache, end
+        self.sound: dict[tuple[str, ...], bool] = {}
         copy_repository(folder)
 
-    def try_one(self, trial: Trial, coverage: CoverageMap, options: argparse.Namespace) -> None:
+    def try_first(self, trial: Trial, coverage: CoverageMap, options: argparse.Namespace) -> None:
         tests = coverage.tests_of(trial.file, trial.mutant.lines, options.budget)
-        trial.tests = len(tests)
+        trial.outcome = "survived" if tests else "uncovered"
+        self.try_tests(trial, tests, options.limit)
+
+    def try_again(self, trial: Trial, coverage: CoverageMap, options: argparse.Namespace, budget: float) -> None:
+        """The tests after those of the first try, then a sample of the suites."""
+        tests = coverage.tests_of(trial.file, trial.mutant.lines, options.budget + budget)[trial.tests :]
+        self.try_tests(trial, tests, min(options.second_limit, 3 * budget + 10), check=True)
+        if trial.outcome != "killed" and options.sample_limit and trial.file.startswith(SUITES):
+            self.try_tests(trial, [SAMPLE], options.sample_limit, check=True)
+
+    def try_tests(self, trial: Trial, tests: list[str], limit: float, check: bool = False) -> None:
+        """Run tests with a mutant. With `check`, and where they take too long, it is killed only if what failed passes
+        without it."""
+        start = time.monotonic()
+        limit = min(limit, self.end - start)
+        if not tests or limit <= 0:
+            return
         path = self.root / trial.file
         source = path.read_text()
-        start = time.monotonic()
         try:
             path.write_text(trial.mutant.apply(source))
-            trial.outcome = "uncovered"
-            if tests:
-                trial.outcome, trial.reason = self.run(tests, options.limit)
-            if trial.outcome != "killed" and options.sample_limit and trial.file.startswith(SUITES):
-                outcome, reason = self.run([SAMPLE], options.sample_limit, SMELT_MUTATED=trial.file)
-                path.write_text(source)
-                if outcome == "killed" and self.is_sound(trial.file, options.sample_limit):
-                    trial.outcome, trial.reason = outcome, reason
+            outcome, reason, noticed = self.run(tests, limit, trial.file)
         finally:
             path.write_text(source)
-            trial.seconds = round(time.monotonic() - start, 1)
+        if outcome == "survived" or not (check or reason == LATE) or self.is_sound(noticed, limit, trial.file):
+            trial.outcome, trial.reason = outcome, reason
+        trial.tests += len(tests)
+        trial.seconds = round(trial.seconds + time.monotonic() - start, 1)
 
-    def is_sound(self, file: str, limit: float) -> bool:
-        """Whether the samples for a file pass in time without any mutant; else they say nothing about mutants."""
-        if file not in self.sound:
-            self.sound[file] = self.run([SAMPLE], limit, SMELT_MUTATED=file)[0] == "survived"
-        return self.sound[file]
+    def is_sound(self, tests: list[str], limit: float, file: str) -> bool:
+        """Whether tests pass in time without any mutant; else they say nothing about mutants."""
+        key = (*tests, file if tests == [SAMPLE] else "")
+        if key not in self.sound:
+            self.sound[key] = self.run(tests, min(limit, self.end - time.monotonic()), file)[0] == "survived"
+        return self.sound[key]
 
-    def run(self, tests: list[str], limit: float, **variables: str) -> tuple[str, str]:
+    def run(self, tests: list[str], limit: float, file: str) -> tuple[str, str, list[str]]:
+        """The outcome, the reason, and the tests that tell: the one that fails, or all where they take too long."""
         environment = {
             **os.environ,
-            **variables,
+            "SMELT_MUTATED": file,
             "PYTHONPATH": str(self.root),
             "PYTHONDONTWRITEBYTECODE": "1",
             "SMELT_CACHE_DIR": str(self.cache),
             "SMELT_SEED": "1",
         }
+        limit = max(limit, 1)
         options = ["-x", "-q", "-n0", "--no-header", "--tb=no", "-p", "no:cacheprovider", f"--timeout={limit:g}"]
         command = [sys.executable, "-m", "pytest", *options, *tests]
         process = subprocess.Popen(
@@ -141,11 +156,14 @@ class Copy:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
-            return "killed", "took too long"
+            return "killed", LATE, tests
         if process.returncode == 0:
-            return "survived", ""
+            return "survived", "", []
         failed = [line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))]
-        return "killed", failed[0][:200] if failed else f"exit status {process.returncode}"
+        if not failed:
+            return "killed", f"exit status {process.returncode}", tests
+        named = [each for each in tests if each in failed[0]]
+        return "killed", failed[0][:200], [max(named, key=len)] if named else tests
 
 
 def copy_repository(folder: Path) -> None:
@@ -171,33 +189,44 @@ def run(options: argparse.Namespace) -> list[Trial]:
     end = time.monotonic() + options.total
     kept = ROOT / ".mutation"
     with tempfile.TemporaryDirectory(prefix="smelt-mutants-") as scratch:
-        copies = [Copy(Path(scratch) / str(i), kept / "cache") for i in range(options.jobs)]
+        copies = [Copy(Path(scratch) / str(i), kept / "cache", end) for i in range(options.jobs)]
         first = copies[0].root
         files = [path.relative_to(first) for part in options.tests for path in files_of(first / part)]
         print(f"coverage of {len(files)} test files")
         coverage = collect(first, kept, files, options.map_timeout, options.jobs)
         trials = draw(first, options.seed, options.count, options.only)
-        waiting: queue.SimpleQueue[Trial] = queue.SimpleQueue()
         for trial in trials:
             trial.reason = known_equivalent(trial, known)
             trial.outcome = "equivalent" if trial.reason else ""
-            if not trial.outcome:
-                waiting.put(trial)
 
-        def work(copy: Copy) -> None:
+        def work(copy: Copy, waiting: queue.SimpleQueue[Trial], budget: float) -> None:
             while time.monotonic() < end:
                 try:
                     trial = waiting.get_nowait()
                 except queue.Empty:
                     return
-                copy.try_one(trial, coverage, options)
+                if budget:
+                    copy.try_again(trial, coverage, options, budget)
+                else:
+                    copy.try_first(trial, coverage, options)
                 print(f"{trial.outcome:10} {trial.seconds:5.1f} s {trial}", flush=True)
 
-        workers = [threading.Thread(target=work, args=(copy,)) for copy in copies]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
+        def work_on(some: list[Trial], budget: float) -> None:
+            waiting: queue.SimpleQueue[Trial] = queue.SimpleQueue()
+            for trial in some:
+                waiting.put(trial)
+            workers = [threading.Thread(target=work, args=(copy, waiting, budget)) for copy in copies]
+            for worker in workers:
+                worker.start()
+            for worker in workers:
+                worker.join()
+
+        work_on([trial for trial in trials if not trial.outcome], 0)
+        survivors = [trial for trial in trials if trial.outcome in ("survived", "uncovered")]
+        share = 0.6 * (end - time.monotonic()) * options.jobs / max(len(survivors), 1)  # the rest: samples, start-up
+        if options.second_budget and share > 5:
+            print(f"{len(survivors)} again, with {min(options.second_budget, share):.0f} s of tests for each")
+            work_on(survivors, min(options.second_budget, share))
     return [trial for trial in trials if trial.outcome]
 
 
@@ -228,7 +257,9 @@ def main() -> int:
     parser.add_argument("--tests", nargs="*", default=list(TESTS))
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--budget", type=float, default=20, help="seconds of tests per mutant")
-    parser.add_argument("--limit", type=float, default=90, help="seconds after which a mutant is killed")
+    parser.add_argument("--limit", type=float, default=90, help="seconds after which a try ends")
+    parser.add_argument("--second-budget", type=float, default=90, help="the same for those that survive; 0: none")
+    parser.add_argument("--second-limit", type=float, default=240, help="seconds after which a second try ends")
     parser.add_argument("--sample-limit", type=float, default=240, help="the same for samples of the suites; 0: none")
     parser.add_argument("--map-timeout", type=float, default=600, help="seconds for the coverage of one test file")
     parser.add_argument("--total", type=float, default=3600, help="seconds for all mutants")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import time
 import tomllib
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 import smelt
 from tests.mutation.cover import IMPORT, CoverageMap
 from tests.mutation.mutants import mutants_of
-from tests.mutation.run import EQUIVALENT, draw, files_of, known_equivalent
+from tests.mutation.run import EQUIVALENT, LATE, Copy, Trial, draw, files_of, known_equivalent
 
 
 @pytest.mark.parametrize(
@@ -25,6 +26,7 @@ from tests.mutation.run import EQUIVALENT, draw, files_of, known_equivalent
         ("x = 'é' , 7\n", {"x = 'é' , (8)\n", "x = 'é' , (6)\n"}),
         ("if a:\n    f()\n", {"if (not a):\n    f()\n", "if a:\n    pass\n"}),
         ("def f(x):\n    return x\n", {"def f(x):\n    return\n"}),
+        ("def f(x):\n    return False\n", {"def f(x):\n    return (True)\n"}),
         ("x = zip(a, b, strict=True)\nassert x > 0\n", set()),
         ("c = Console(highlight=False, wide=True)\n", {"c = Console(highlight=False, wide=(False))\n"}),
         ("class A:\n    def __repr__(self):\n        return 1\n", set()),
@@ -152,3 +154,38 @@ def test_equivalent_mutants_stand_for_something() -> None:
         assert ("line" in each) == ("becomes" in each) != ("kind" in each)
         assert "line" not in each or each["becomes"] != each["line"]
         assert len(each["reason"]) > 20
+
+
+class Outcomes(Copy):
+    """A copy whose runs of pytest end as given: with the mutant, then without it."""
+
+    def __init__(self, root: Path, *ends: tuple[str, str]) -> None:
+        self.root, self.end, self.sound, self.ends = root, time.monotonic() + 1000, {}, list(ends)
+        self.mutated: list[bool] = []
+
+    def run(self, tests: list[str], limit: float, file: str) -> tuple[str, str, list[str]]:
+        self.mutated.append("<=" in (self.root / file).read_text())
+        return *self.ends.pop(0), tests
+
+
+@pytest.mark.parametrize(
+    ("ends", "check", "outcome"),
+    [
+        ([("killed", "FAILED a")], False, "killed"),
+        ([("killed", "FAILED a"), ("survived", "")], True, "killed"),
+        ([("killed", "FAILED a"), ("killed", "FAILED a")], True, "survived"),
+        ([("killed", LATE), ("killed", LATE)], False, "survived"),
+        ([("killed", LATE), ("survived", "")], False, "killed"),
+        ([("survived", "")], True, "survived"),
+    ],
+)
+def test_tests_that_fail_or_are_slow_without_a_mutant_kill_nothing(
+    tmp_path: Path, ends: list[tuple[str, str]], check: bool, outcome: str
+) -> None:
+    (tmp_path / "a.py").write_text("x = a < b\n")
+    trial = Trial("a.py", mutants_of("x = a < b\n")[0], "", "", "survived")
+    copy = Outcomes(tmp_path, *ends)
+    copy.try_tests(trial, ["a"], 10, check)
+    assert (trial.outcome, trial.tests, copy.ends) == (outcome, 1, [])
+    assert copy.mutated == [True, False][: len(ends)]
+    assert (tmp_path / "a.py").read_text() == "x = a < b\n"
