@@ -23,7 +23,7 @@ from smelt.buffer import bytes_text
 from smelt.cli.tables import Column, open_console, print_table
 from smelt.errors import DeviceError, FileError, SmeltError, UnsupportedError
 from smelt.files import write_atomically
-from smelt.llm.store import RECORD, is_name, pulled, read_record, store_folder
+from smelt.llm.store import RECORD, is_name, list_models, read_record, store_folder
 
 SMALL = ("*.json", "*.jinja", "*.txt", "*.model", "*/config.json")  # configuration, tokenizers, templates
 WEIGHTS = ("*.safetensors", "*.gguf", "*.onnx")  # in the order of preference
@@ -64,7 +64,7 @@ def pull(name: str, revision: str, pattern: str, as_json: bool) -> None:
 
 
 def show_store(as_json: bool) -> None:
-    found = pulled()
+    found = list_models()
     if as_json:
         print(json.dumps(found))
         return

@@ -120,7 +120,7 @@ class Batch:
             found = np.where(page < 0, np.int32(-1), found)
         return found, place
 
-    def padded(self) -> Batch:
+    def pad(self) -> Batch:
         """Every size rounded up to a power of two."""
         tokens, rows = _above(len(self.tokens)), _above(len(self.rows))
         sequences, pages = (_above(size) for size in self.table.shape)

@@ -155,7 +155,7 @@ def _step(origin: BundleOrigin, loaded: LoadedModel) -> NativeStep:
     executable = loaded.executable
     if not isinstance(executable, NativeExecutable) or executable.device.has_own_memory:
         raise FileError(f"{origin.path}: a language model is one program for the processor", remedy=AGAIN)
-    expected, got = _expected(origin.config), _found(executable.signature)
+    expected, got = _expected_shapes(origin.config), _found_shapes(executable.signature)
     if expected != got:
         differing = (pair for pair in zip(expected, got, strict=False) if pair[0] != pair[1])
         wrong = next(differing, (str(len(expected)), str(len(got))))
@@ -165,7 +165,7 @@ def _step(origin: BundleOrigin, loaded: LoadedModel) -> NativeStep:
     return NativeStep(executable, origin.precision, str(loaded.engine))
 
 
-def _expected(config: Config) -> list[str]:
+def _expected_shapes(config: Config) -> list[str]:
     """The shapes of what a step takes and gives."""
     keys = f"{config.cache}[P, {config.kv_heads}, {config.head_size}, {PAGE}]"
     values = f"{config.cache}[P, {config.kv_heads}, {PAGE}, {config.head_size}]"
@@ -174,7 +174,7 @@ def _expected(config: Config) -> list[str]:
     return [*inputs, f"f32[R, {config.v}]", f"f32[R, {config.d}]", *pools]
 
 
-def _found(signature: Signature) -> list[str]:
+def _found_shapes(signature: Signature) -> list[str]:
     shapes = [port.shape for port in (*signature.inputs, *signature.outputs)]
     sizes = [", ".join(str(each) if isinstance(each, Poly) else f"{each}" for each in shape.sizes) for shape in shapes]
     return [f"{shape.dtype}[{text}]" for shape, text in zip(shapes, sizes, strict=True)]

@@ -100,10 +100,10 @@ class Pool:
         grown: Pools = []
         for i, (keys, values) in enumerate(before):
             before[i] = (None, None)  # one layer at a time is there twice
-            grown.append((self._grown(keys, keys_of), self._grown(values, values_of)))
+            grown.append((self._enlarge(keys, keys_of), self._enlarge(values, values_of)))
         self._arrays, self._capacity = grown, capacity
 
-    def _grown(self, old: Any, sizes: tuple[int, ...]) -> Any:
+    def _enlarge(self, old: Any, sizes: tuple[int, ...]) -> Any:
         array = np.zeros(sizes, self._config.cache.numpy)
         if old is not None:
             array[: self._capacity] = as_array(old)

@@ -36,7 +36,7 @@ def render(
             raise RunError("a message is no record with a role", expected="{'role': …, 'content': …}", got=message)
     compiled = _compile(template)
     given = {"messages": list(messages), "tools": tools, "add_generation_prompt": add_generation_prompt, **arguments}
-    return _limited(lambda: _gather(compiled.generate(**given)))
+    return _run_limited(lambda: _gather(compiled.generate(**given)))
 
 
 def check_template(template: str) -> None:
@@ -66,7 +66,7 @@ def _compile(template: str) -> Any:
         raise ParseError("the chat template cannot be read", got=f"{type(error).__name__}: {error}") from None
 
 
-def _limited(run: Any) -> str:
+def _run_limited(run: Any) -> str:
     """Run with a limit on the lines of template code; every mistake of a template is a SmeltError."""
     from jinja2 import TemplateError
 
@@ -140,7 +140,7 @@ def _environment() -> Any:
             return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
     extensions = ["jinja2.ext.loopcontrols", Generation]
-    environment = Environment(trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=_checked)
+    environment = Environment(trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=_check_value)
 
     def refuse(message: str) -> None:
         raise TemplateError(message)
@@ -154,7 +154,7 @@ def _environment() -> Any:
         return datetime.now().strftime(form[:200])
 
     environment.filters["tojson"] = tojson
-    environment.filters = {name: _bounded(name, filter) for name, filter in environment.filters.items()}
+    environment.filters = {name: _bound_filter(name, filter) for name, filter in environment.filters.items()}
     environment.globals.update(raise_exception=refuse, strftime_now=now)
     environment.globals.pop("lipsum", None)
     return environment
@@ -185,7 +185,7 @@ def _check(characters: int) -> None:
         raise _Limit(f"{MAX_TEXT} characters")
 
 
-def _checked(value: Any) -> Any:
+def _check_value(value: Any) -> Any:
     _check(_weigh(value))
     return value
 
@@ -204,7 +204,7 @@ def _join(values: Any) -> str:
     return "".join(map(str, found))
 
 
-def _bounded(name: str, function: Any) -> Any:
+def _bound_filter(name: str, function: Any) -> Any:
     """A filter whose operands are no longer than a text may be, and neither is what it makes of them."""
     from functools import wraps
 

@@ -173,15 +173,15 @@ class Fields:
         shown = "nothing" if got is None else repr(got)[:200]
         raise UnsupportedError(f"{self.where}: {name}", expected=expected, got=shown)
 
-    def left(self) -> Iterator[str]:
+    def unread_fields(self) -> Iterator[str]:
         """Fields that were not read and that may change the result."""
         for name, value in self.values.items():
             empty = value is None or value is False or value in ("", [], {})
             if name not in self._read and not empty:
                 yield name
 
-    def check_left(self) -> None:
-        if unknown := sorted(self.left()):
+    def check_unread(self) -> None:
+        if unknown := sorted(self.unread_fields()):
             shown = ", ".join(f"{name}={self.values[name]!r}"[:80] for name in unknown[:8])
             raise UnsupportedError(
                 f"{self.where}: fields that may change what the model computes, and that are not known",

@@ -93,7 +93,7 @@ def read_encoder(config: Mapping[str, Any], where: str) -> EncoderConfig:
     )
     if found.context < 1:
         fields.refuse("max_position_embeddings", f"more than {found.first}", found.positions)
-    fields.check_left()
+    fields.check_unread()
     return found
 
 

@@ -101,7 +101,7 @@ class Engine:
     def _check_room(self, request: Request) -> None:
         pages = self.pool.pages
         most = pages.limit * PAGE
-        if pages.needed(request.prompt + request.most, CHUNK) > pages.limit:
+        if pages.count_needed(request.prompt + request.most, CHUNK) > pages.limit:
             raise RunError(
                 "the cache has no room for this number of tokens",
                 expected=f"prompt and answer together at most {most}",

@@ -74,11 +74,11 @@ class Family:
 
 def _smollm3(fields: Fields, layers: list[Layer]) -> list[Layer]:
     """Some layers have no positions."""
-    turned = _turned(fields, len(layers))
+    turned = _rope_layers(fields, len(layers))
     return [Layer(layer.rope if turned[i] else None, layer.window) for i, layer in enumerate(layers)]
 
 
-def _turned(fields: Fields, count: int) -> list[Any]:
+def _rope_layers(fields: Fields, count: int) -> list[Any]:
     """Which of SmolLM3's layers have rotary positions."""
     interval = fields.size("no_rope_layer_interval", 4)
     turned = fields.any("no_rope_layers", [int((i + 1) % interval != 0) for i in range(count)])
@@ -343,7 +343,7 @@ def read_config(config: Mapping[str, Any], where: str, context: int | None = Non
         fields.any("hidden_act")  # Gemma's older files have both, and this one does not count
     if family.final_softcap and not family.softcap:
         fields.any("attn_logit_softcapping")  # Gemma 3 has the field and no such cap
-    fields.check_left()
+    fields.check_unread()
     return found
 
 
@@ -436,7 +436,7 @@ def _windows(family: Family, fields: Fields, count: int) -> list[int | None]:
             fields.refuse("layer_types", f"{count} of {', '.join(_TYPES)}", types)
         slides = [each == "sliding_attention" for each in types]
     else:
-        turned = _turned(fields, count) if family.windows == "unturned" else []
+        turned = _rope_layers(fields, count) if family.windows == "unturned" else []
         rules: dict[str, Callable[[int], bool]] = {
             "last": lambda i: size is not None and i >= first,
             "unturned": lambda i: size is not None and not turned[i],

@@ -141,14 +141,14 @@ def tensors_of(checkpoint: Checkpoint) -> dict[str, tuple[tuple[int, ...], Calla
     for theirs, ours_of in parts.items():
         shapes = [weights.shape(ours).numbers() for ours in ours_of]
         sizes = (sum(shape[0] for shape in shapes), *shapes[0][1:])
-        found[theirs] = sizes, lambda ours_of=ours_of: _joined(checkpoint, ours_of)  # type: ignore[misc]
+        found[theirs] = sizes, lambda ours_of=ours_of: _join(checkpoint, ours_of)  # type: ignore[misc]
     return found | _factors(checkpoint)
 
 
 _ORDER = {"q": 1, "k": 2, "v": 3, "gate": 1, "up": 2}  # of the rows of a fused projection
 
 
-def _joined(checkpoint: Checkpoint, names: list[str]) -> Array:
+def _join(checkpoint: Checkpoint, names: list[str]) -> Array:
     arrays = [_array(checkpoint, name) for name in names]
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 

@@ -71,7 +71,7 @@ class LanguageModel:
 
     def logits(self, ids: Sequence[int]) -> Array:
         """For each token of a sequence the logits of the next one, f32[T, V]."""
-        request = Request(self._checked(ids, 0), 0)
+        request = Request(self._check_tokens(ids, 0), 0)
         Run(self._engine, [request]).answer()
         return np.concatenate(request.kept)
 
@@ -86,7 +86,7 @@ class LanguageModel:
         for each in given:
             if isinstance(each, str):
                 each = self.tokenizer.encode_up_to(pooling.before(prompt) + each, pooling.most or self.context)
-            requests.append(Request(self._checked(each, 0), 0, embeds=True))
+            requests.append(Request(self._check_tokens(each, 0), 0, embeds=True))
         if requests:
             Run(self._engine, requests).answer()
         rows = [pooling(np.concatenate(request.kept)) for request in requests]
@@ -170,7 +170,7 @@ class LanguageModel:
 
     def save_cache(self, path: str | Path, prompt: Prompt) -> int:
         """Compute a prompt and write the keys and values of its full pages to a file; how many tokens they hold."""
-        tokens = self._checked(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt, 1)
+        tokens = self._check_tokens(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt, 1)
         self.generate(tokens, max_tokens=1)
         return self._engine.between_steps(
             lambda: prompt_cache.save(Path(path), tokens, self._engine.pool, self.fingerprint)
@@ -226,11 +226,11 @@ class LanguageModel:
         """The requests of a call: one, or `n` that share the prompt."""
         options, sampling = Options.of(given)
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        tokens = self._checked(ids, 1)
+        tokens = self._check_tokens(ids, 1)
         most = min(options.max_tokens, self.context - len(tokens))
         deadline = None if options.timeout is None else time.monotonic() + options.timeout
         text = isinstance(prompt, str) or bool(options.stops) or self.checkpoint.has_tokenizer
-        form = next((self._compiled(kind, source) for kind, source in options.constraints.items()), None)
+        form = next((self._compile_grammar(kind, source) for kind, source in options.constraints.items()), None)
         requests: list[Request] = []
         for i in range(options.n):
             requests.append(
@@ -248,12 +248,12 @@ class LanguageModel:
             )
         return requests
 
-    def _compiled(self, kind: str, source: Any) -> Grammar:
+    def _compile_grammar(self, kind: str, source: Any) -> Grammar:
         if self._grammars is None:
             self._grammars = Grammars(self.tokenizer, self.config.v, self.config.stop)
         return self._grammars.compile(kind, source)
 
-    def _checked(self, ids: Sequence[int], room: int) -> list[int]:
+    def _check_tokens(self, ids: Sequence[int], room: int) -> list[int]:
         """Tokens of the vocabulary that fit into the context with room for `room` tokens."""
         tokens = np.asarray(ids)
         if tokens.ndim != 1 or not tokens.size or tokens.dtype.kind not in "iu":

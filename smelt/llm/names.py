@@ -167,7 +167,7 @@ def canonical(weights: Weights, config: Config, gguf: bool) -> tuple[Weights, di
         if len(present) != len(names):
             raise FileError(f"{weights.source}: some experts are missing", expected=source.names[names.index(None)])
         stored = [weights.stored(name) for name in present]
-        found[ours] = _transformed(stored[0], source.how, config) if len(stored) == 1 else _stacked(stored, source)
+        found[ours] = _transform(stored[0], source.how, config) if len(stored) == 1 else _stack(stored, source)
         theirs[ours] = present[0]
     strange = [name for name in weights if name not in used and not any(part in name for part in _IGNORED)]
     if strange:
@@ -216,7 +216,7 @@ def _present(name: str, weights: Weights) -> str | None:
     return name if name in weights else bare if bare in weights else None
 
 
-def _stacked(stored: list[Stored], source: Source) -> Stored:
+def _stack(stored: list[Stored], source: Source) -> Stored:
     shape = stored[0].shape
     if any(each.shape != shape for each in stored):
         raise FileError("experts have different shapes", expected=shape, got=source.names[0])
@@ -225,7 +225,7 @@ def _stacked(stored: list[Stored], source: Source) -> Stored:
     )
 
 
-def _transformed(stored: Stored, how: str, config: Config) -> Stored:
+def _transform(stored: Stored, how: str, config: Config) -> Stored:
     """A tensor transposed and split along its first axis, as views."""
     sizes = list(stored.shape.numbers())
     change: Callable[[Array], Array] | None = None

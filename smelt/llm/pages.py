@@ -130,7 +130,7 @@ class Pages:
             self._drop(source)
         return made
 
-    def shared(self, tokens: List[int]) -> tuple[int, int]:
+    def count_shared(self, tokens: List[int]) -> tuple[int, int]:
         """The number of pages that `match` would return, and how many of them have no references now."""
         found = self.match(tokens)
         alone = sum(self._counts[page] == 1 for page in found.held)
@@ -171,7 +171,7 @@ class Pages:
             sequence.pages[i] = 0
             sequence.gone = i + 1
 
-    def needed(self, tokens: int, chunk: int) -> int:
+    def count_needed(self, tokens: int, chunk: int) -> int:
         """Pages that a sequence of `tokens` tokens holds at most, if steps read up to `chunk` of them."""
         whole = -(-tokens // PAGE)
         return whole if self.window is None else min(whole, pages_in_window(self.window, chunk))

@@ -19,7 +19,7 @@ def _mean(states: Array) -> Array:
     return found
 
 
-def _weighted(states: Array) -> Array:
+def _weight_by_position(states: Array) -> Array:
     weights = np.arange(1, len(states) + 1, dtype=np.float64)[:, None]
     found: Array = (states * weights).sum(0) / weights.sum()
     return found
@@ -30,7 +30,7 @@ MODES: dict[str, Callable[[Array], Array]] = {  # f64[tokens, d] → f64[d]
     "max": lambda states: states.max(0),
     "mean": _mean,
     "mean_sqrt_len_tokens": lambda states: states.sum(0) / np.sqrt(len(states)),
-    "weightedmean": _weighted,
+    "weightedmean": _weight_by_position,
     "lasttoken": lambda states: states[-1],
 }
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {

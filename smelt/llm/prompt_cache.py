@@ -49,7 +49,7 @@ def load(path: Path, pool: Pool, config: Config, model: str) -> int:
         raise ParseError(f"{path}: no prompt cache", expected=FORMAT, got=weights.metadata.get("format"))
     if weights.metadata.get("model") != model:
         raise FileError(f"{path}: computed by another model", remedy="save_cache again with this one")
-    tokens = _checked(weights, "tokens", (-1,), np.int32)
+    tokens = _read_tensor(weights, "tokens", (-1,), np.int32)
     count = len(tokens) // PAGE
     if count * PAGE != len(tokens) or not count or tokens.min() < 0 or tokens.max() >= config.v:
         raise ParseError(f"{path}: not whole pages of tokens", got=len(tokens))
@@ -58,7 +58,7 @@ def load(path: Path, pool: Pool, config: Config, model: str) -> int:
     layers = []
     for layer in range(len(config.layers)):
         names = f"keys.{layer}", f"values.{layer}"
-        layers.append([_checked(weights, *pair, config.cache.numpy) for pair in zip(names, sizes, strict=True)])
+        layers.append([_read_tensor(weights, *pair, config.cache.numpy) for pair in zip(names, sizes, strict=True)])
     content = {}
     for number, digest in enumerate(pool.pages.chain(tokens.tolist())[first:]):
         page = pool.pages.adopt(digest)
@@ -68,7 +68,7 @@ def load(path: Path, pool: Pool, config: Config, model: str) -> int:
     return count * PAGE
 
 
-def _checked(weights: Weights, name: str, sizes: tuple[int, ...], kind: np.dtype[Any] | type) -> Array:
+def _read_tensor(weights: Weights, name: str, sizes: tuple[int, ...], kind: np.dtype[Any] | type) -> Array:
     """A tensor of a file, of these sizes; -1 is any."""
     array = weights[name].numpy() if name in weights else np.zeros((), bool)
     fits = array.dtype == kind and array.ndim == len(sizes)

@@ -135,7 +135,7 @@ def quantise(source: Path, target: Path, to: str, progress: Callable[[str], None
         row = _format(name, sizes, to)
         if row is None or (isinstance(kept, Block) and kept.bytes * row.length <= row.bytes * kept.length):
             return Tensor(name, sizes, kept, lambda: file.packed[name].numpy())
-        return _encoded(name, sizes, row, lambda: file.dense[name].numpy(), progress, losses)
+        return _encode(name, sizes, row, lambda: file.dense[name].numpy(), progress, losses)
 
     rewrite(file, target, [tensor(name) for name in file.packed], FILE_TYPES[to])
     return losses
@@ -148,7 +148,7 @@ def _format(name: str, sizes: tuple[int, ...], to: str) -> Block | None:
     return None if kept else row
 
 
-def _encoded(
+def _encode(
     name: str,
     sizes: tuple[int, ...],
     row: Block,
@@ -156,7 +156,7 @@ def _encoded(
     progress: Callable[[str], None],
     losses: list[Loss],
 ) -> Tensor:
-    def encoded() -> Array:
+    def load_encoded() -> Array:
         progress(name)
         dense = load().astype(np.float32)
         if not np.isfinite(dense).all():
@@ -169,7 +169,7 @@ def _encoded(
         losses.append(Loss(name, row.name, float(np.sqrt(np.mean(wrong**2))) / max(size, 1e-30)))
         return made
 
-    return Tensor(name, sizes, row, encoded)
+    return Tensor(name, sizes, row, load_encoded)
 
 
 def _quantise_folder(source: Path, target: Path, to: str, progress: Callable[[str], None], losses: list[Loss]) -> None:
@@ -178,7 +178,7 @@ def _quantise_folder(source: Path, target: Path, to: str, progress: Callable[[st
     for name, (sizes, load) in tensors_of(found).items():
         row = _format(name, sizes, to)
         if row is not None:
-            tensors.append(_encoded(name, sizes, row, load, progress, losses))
+            tensors.append(_encode(name, sizes, row, load, progress, losses))
             continue
         element = dtype(load().dtype)
         tensors.append(Tensor(name, sizes, element, load))

@@ -48,7 +48,7 @@ def describe(path: Path) -> dict[str, Any]:
     tokenizer = _attempt(problems, "tokenizer", found.read_tokenizer)
     if (template := found.template) is not None:
         _attempt(problems, "chat template", lambda: check_template(template))
-    record.update(_described(found))
+    record.update(_describe(found))
     record["tokenizer"] = None if tokenizer is None else {"tokens": tokenizer.size}
     record["chat_template"] = found.template is not None
     return {**record, "unsupported": problems}
@@ -81,7 +81,7 @@ def _attempt(problems: list[dict[str, Any]], part: str, act: Callable[[], T]) ->
         return None
 
 
-def _described(found: Checkpoint) -> dict[str, Any]:
+def _describe(found: Checkpoint) -> dict[str, Any]:
     config = found.config
     elements = {name: found.elements(name) for name in found.weights}
     formats = Counter[str]()
@@ -151,7 +151,7 @@ def _explain(path: Path, problems: list[dict[str, Any]]) -> None:
         {
             "part": "architecture",
             "message": "what the nearest family, llama, lacks",
-            "fields": sorted(name for name in fields.left() if name not in _LLAMA_FIELDS),
+            "fields": sorted(name for name in fields.unread_fields() if name not in _LLAMA_FIELDS),
             "tensors": strange[:40],
         }
     )

@@ -58,7 +58,7 @@ def scaled_rope(
                 expected="default, linear, dynamic, llama3, yarn, longrope",
                 got=kind,
             )
-    fields.check_left()
+    fields.check_unread()
     return Rope(tuple(float(each) for each in found), scale, interleaved, most)
 
 

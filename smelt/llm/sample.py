@@ -125,10 +125,10 @@ class Sampler:
         if not np.isfinite(logits.max()):
             raise RunError(f"the model gave no numbers for position {position}", got="NaN in the logits")
         sampling = self.sampling
-        scores = self._adjusted(logits.astype(np.float64))
+        scores = self._adjust(logits.astype(np.float64))
         if self._allowed is not None:
             scores = np.where(self._allowed.mask(), scores, -np.inf)
-        token = int(scores.argmax()) if sampling.temperature == 0 else self._drawn(scores, position)
+        token = int(scores.argmax()) if sampling.temperature == 0 else self._draw(scores, position)
         self._seen.add(token)
         self._generated[token] += 1
         if self._allowed is not None:
@@ -139,7 +139,7 @@ class Sampler:
         likely = greatest(logs, sampling.logprobs)
         return Choice(token, float(logs[token]), tuple((int(each), float(logs[each])) for each in likely))
 
-    def _adjusted(self, scores: Array) -> Array:
+    def _adjust(self, scores: Array) -> Array:
         sampling = self.sampling
         if sampling.repetition_penalty != 1 and self._seen:
             seen = np.array(sorted(each for each in self._seen if each < len(scores)), np.intp)
@@ -154,7 +154,7 @@ class Sampler:
             scores[token] += bias
         return scores
 
-    def _drawn(self, scores: Array, position: int) -> int:
+    def _draw(self, scores: Array, position: int) -> int:
         left, probabilities = survivors(scores / self.sampling.temperature, self.sampling)
         key = np.array([self.sampling.seed, self._alternative], np.uint64)
         random = np.random.Generator(np.random.Philox(key=key, counter=[0, 0, 0, position]))
@@ -191,14 +191,6 @@ def _first_reaching(key: Array, probabilities: Array, share: float) -> Array:
 def log_softmax(scores: Array) -> Array:
     top = scores.max()
     found: Array = scores - top - math.log(np.exp(scores - top).sum())
-    return found
-
-
-def limited(scores: Array, sampling: Sampling) -> Array:
-    """Probabilities with those set to 0 that the limits leave out; at least one token is left."""
-    places, probabilities = survivors(scores, sampling)
-    found = np.zeros(len(scores))
-    found[places] = probabilities
     return found
 
 

@@ -85,7 +85,7 @@ class Scheduler:
     def plan(self) -> list[Part]:
         """The next step's work; pages for it are reserved."""
         parts = self._generating()
-        left = self._left(parts)
+        left = self._count_left(parts)
         for request in [each for each in self.running if each.pending > 1]:
             count = self._read(request, left)
             if count:
@@ -94,10 +94,10 @@ class Scheduler:
         while left > 0 and len(self.running) < self._sequences and (new := self._next()) is not None:
             if not self._begin(new):
                 break
-            count = self._read(new, self._left(parts))
+            count = self._read(new, self._count_left(parts))
             if count:
                 parts.append(Part(new, count))
-            left = self._left(parts)
+            left = self._count_left(parts)
         if not parts and self.running:  # prompts hold each other's pages
             self.preempt(self.running[-1])
             return self.plan()
@@ -111,13 +111,13 @@ class Scheduler:
 
     # ---- parts of a plan ----
 
-    def _left(self, parts: list[Part]) -> int:
+    def _count_left(self, parts: list[Part]) -> int:
         longest = max((_pages(len(each.tokens)) for each in self.running), default=1)
         return max(0, self._most(longest) - sum(part.count for part in parts))
 
     def _generating(self) -> list[Part]:
         """One token for each sequence that generates, oldest first; the youngest ones give way where pages lack."""
-        most = self._left([])
+        most = self._count_left([])
         parts: list[Part] = []
         for request in [each for each in self.running if each.pending == 1]:
             while len(parts) < most and request in self.running:
@@ -144,9 +144,9 @@ class Scheduler:
 
     def _begin(self, request: Request) -> bool:
         """Start a request where the pages for its tokens, and for those of all that began, are there."""
-        shared, idle = (0, 0) if request.scores else self.pages.shared(request.tokens)
-        promised = sum(max(0, self._needed(each) - _held(each)) for each in self.running)
-        if self.pages.available - idle < promised + max(0, self._needed(request) - shared) and self.running:
+        shared, idle = (0, 0) if request.scores else self.pages.count_shared(request.tokens)
+        promised = sum(max(0, self._count_needed(each) - _count_held(each)) for each in self.running)
+        if self.pages.available - idle < promised + max(0, self._count_needed(request) - shared) and self.running:
             return False
         request.sequence = self.pages.match([] if request.scores else request.tokens)
         if not request.scores:
@@ -158,10 +158,10 @@ class Scheduler:
         self.running.sort(key=lambda each: each.number)
         return True
 
-    def _needed(self, request: Request) -> int:
+    def _count_needed(self, request: Request) -> int:
         """Pages that a request holds at most until its next token is there."""
         count = len(request.tokens) + 1
-        return self.pages.needed(count, self._most(_pages(count)))
+        return self.pages.count_needed(count, self._most(_pages(count)))
 
     def _give_back(self, request: Request) -> None:
         if request.sequence is not None:
@@ -173,5 +173,5 @@ def _pages(tokens: int) -> int:
     return -(-tokens // PAGE)
 
 
-def _held(request: Request) -> int:
+def _count_held(request: Request) -> int:
     return 0 if request.sequence is None else len(request.sequence.held)

@@ -144,7 +144,7 @@ class Step:
         return max(1, min(CHUNK, self._gathered // each))
 
     def run(self, batch: Batch, pools: Pools, tokens: Any = None) -> tuple[Rows, Pools]:
-        given = batch.padded() if self._by_size else batch
+        given = batch.pad() if self._by_size else batch
         tokens = given.tokens if tokens is None else tokens
         made = self._bound(tokens, pools, given.table, given.sequence, given.position, *given.places, given.rows)
         rows = DeviceRows(made) if self._picks else HostRows(made.logits.numpy(), made.states.numpy())

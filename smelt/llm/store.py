@@ -79,7 +79,7 @@ def models_in(folder: Path) -> list[str]:
     return sorted(each.name for each in folder.iterdir() if each.suffix in (".gguf", ".onnx", ".smelt"))
 
 
-def pulled() -> list[dict[str, Any]]:
+def list_models() -> list[dict[str, Any]]:
     """The records of all models in the store."""
     root = store_folder()
     folders = sorted(root.glob("*/*"))

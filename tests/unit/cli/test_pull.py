@@ -21,7 +21,7 @@ import smelt
 from smelt.cli.pull import choose
 from smelt.cli.pull import pull as download
 from smelt.errors import FileError, UnsupportedError
-from smelt.llm.store import pulled, resolve
+from smelt.llm.store import list_models, resolve
 from smelt.serve.config import ModelConfig
 from smelt.serve.models import find
 from tests.llm_checkpoints import FIXTURE, Case, write_checkpoint
@@ -171,7 +171,7 @@ def test_a_model_comes_and_is_used_by_name(hub: Hub, tmp_path: Path, monkeypatch
     assert not (folder / "modeling.py").exists()
     again = pull(hub, tmp_path, "org/tiny")
     assert json.loads(again.stdout)["downloaded"] is False
-    assert [(row["name"], row["path"]) for row in pulled()] == [("org/tiny", str(folder))]
+    assert [(row["name"], row["path"]) for row in list_models()] == [("org/tiny", str(folder))]
     # By name: in Python and for the server.
     with smelt.llm.load("org/tiny", engine="reference") as model:
         assert model.generate("w1 w2", max_tokens=2).ids

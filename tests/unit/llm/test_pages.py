@@ -151,11 +151,11 @@ def test_pages_behind_the_window_are_free_and_a_prefix_goes_on_from_the_window()
         part = tokens[at : at + 50]
         assert pages.reserve(sequence, len(part))
         pages.commit(sequence, part)
-        assert pages.held == len(sequence.held) <= pages.needed(len(tokens), 50) <= 4
+        assert pages.held == len(sequence.held) <= pages.count_needed(len(tokens), 50) <= 4
     pages.free(sequence)
     again = pages.match([*tokens, 1])
     assert (again.length, again.gone, len(again.held)) == (20 * PAGE, 19, 1)
-    assert pages.shared([*tokens, 1]) == (1, 0)
+    assert pages.count_shared([*tokens, 1]) == (1, 0)
     other = pages.fork(again)
     assert pages.truncate(again, 19 * PAGE) == 0  # what it would see is gone
     pages.free(other)

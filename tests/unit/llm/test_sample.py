@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from smelt.errors import RunError
-from smelt.llm.sample import Sampler, Sampling, limited
+from smelt.llm.sample import Sampler, Sampling, survivors
 from smelt.llm.stops import Stops
 
 SCORES = np.array([2.0, 1.0, 0.5, -1.0, 3.0, 3.0], np.float32)
 
 
 def kept(**options: Any) -> list[int]:
-    return np.flatnonzero(limited(SCORES.astype(np.float64), Sampling(temperature=1.0, **options))).tolist()
+    return survivors(SCORES.astype(np.float64), Sampling(temperature=1.0, **options))[0].tolist()
 
 
 def test_limits_keep_what_they_say() -> None:
@@ -31,7 +31,7 @@ def test_limits_keep_what_they_say() -> None:
     entropy = -(p * np.log(p)).sum()
     nearest = int(np.abs(-np.log(p) - entropy).argmin())
     assert kept(typical_p=0.0) == [nearest]
-    np.testing.assert_allclose(limited(SCORES.astype(np.float64), Sampling(temperature=1.0)), p, rtol=1e-6)
+    np.testing.assert_allclose(survivors(SCORES.astype(np.float64), Sampling(temperature=1.0))[1], p, rtol=1e-6)
 
 
 def test_penalties_and_bias_move_the_choice() -> None:
