@@ -79,7 +79,7 @@ def process_state() -> dict[str, Any]:
         "logging": (logging.root.manager.disable, logging.getLogger("smelt").level, logging.root.level),
         "signals": {each.name: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)},
         "recursion": sys.getrecursionlimit(),
-        "trace": sys.gettrace(),
+        "trace": None if "SMELT_COVERAGE_MAP" in os.environ else sys.gettrace(),  # coverage has one of its own
         "floating-point errors": np.geterr(),
     }
 

@@ -102,6 +102,7 @@ def _qwen3_moe(fields: Fields, layers: list[Layer]) -> list[Layer]:
     width = fields.size("moe_intermediate_size", 768)
     if not isinstance(dense, list):
         fields.refuse("mlp_only_layers", "a list of numbers", dense)
+    fields.any("num_experts_per_tok")  # says nothing where there are no experts
     experts = _experts(fields, count, width, normalise) if count else None
     sparse = [i not in dense and (i + 1) % step == 0 for i in range(len(layers))]
     return [Layer(layer.rope, layer.window, experts if sparse[i] else None) for i, layer in enumerate(layers)]

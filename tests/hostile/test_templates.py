@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 from smelt.errors import SmeltError
@@ -22,7 +20,6 @@ def test_messages_become_a_prompt() -> None:
     assert render(template, HELLO, bos_token="<s>") == "<s>[hello]>"
     assert render("{{ messages | tojson }}", HELLO) == '[{"role": "user", "content": "hello"}]'
     assert render("{{ tools | length if tools else 'none' }}", HELLO) == "none"
-    assert sys.gettrace() is None
 
 
 GROW = "{% set ns = namespace(t='xy' * 1000) %}{% for i in range(60) %}"
@@ -83,7 +80,6 @@ def test_hostile_templates_end_in_an_error(message: str, template: str, monkeypa
     monkeypatch.setattr(chat, "MAX_STEPS", 200_000)
     with pytest.raises(SmeltError, match=message):
         render(template, HELLO)
-    assert sys.gettrace() is None
 
 
 def test_marks_for_training_are_rendered_as_they_are() -> None:

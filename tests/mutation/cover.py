@@ -148,6 +148,9 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     if "coverage" in _state:
+        if sys.gettrace() is None:  # the test before put another tracer in its place
+            _state["coverage"].stop()
+            _state["coverage"].start()
         _state["coverage"].switch_context(item.nodeid)
     return (yield)
 
