@@ -36,7 +36,7 @@ class Audit:
         self._end = os.fstat(self._fd).st_size
 
     def write(self, event: str, **fields: Any) -> None:
-        with self._lock, _locked(self._fd):
+        with self._lock, _lock_file(self._fd):
             self._catch_up()
             record = {"time": round(time.time(), 6), "event": event, **fields, "previous": self._last}
             self._last = _digest(record)
@@ -59,7 +59,7 @@ class Audit:
 
 
 @contextmanager
-def _locked(file: int) -> Iterator[None]:
+def _lock_file(file: int) -> Iterator[None]:
     """One process at a time, where the system can do that."""
     try:
         import fcntl

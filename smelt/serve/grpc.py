@@ -97,7 +97,7 @@ class GrpcFront:
         async def answer(message: Any, context: Any) -> Any:
             request = GrpcRequest(context, name, _model_of(message))
             try:
-                with self._traced(request):
+                with self._trace(request):
                     key = self._check(request, context, admin)
                     more = (key,) if name in LISTING else (request,) if name == INFER else ()
                     return await work(message, *more)
@@ -110,7 +110,7 @@ class GrpcFront:
         async for message in incoming:
             request = GrpcRequest(context, INFER, _model_of(message))
             try:
-                with self._traced(request):
+                with self._trace(request):
                     self._check(request, context, False)
                     found = await self.infer(message, request)
                 yield _M["ModelStreamInferResponse"](infer_response=found)
@@ -120,7 +120,7 @@ class GrpcFront:
                 )
 
     @contextmanager
-    def _traced(self, request: GrpcRequest) -> Iterator[None]:
+    def _trace(self, request: GrpcRequest) -> Iterator[None]:
         """A span for a call, where spans are made."""
         if self.tracing is None:
             yield
@@ -190,7 +190,7 @@ class GrpcFront:
         return _M["ModelConfigResponse"](config=config)
 
     async def statistics(self, message: Any, key: KeyConfig | None) -> Any:
-        known = self.catalogue.known(message.name).values() if message.name else self.service.visible(key)
+        known = self.catalogue.find_versions(message.name).values() if message.name else self.service.visible(key)
         rows = []
         for each in known:
             if message.version and each.version != message.version:
@@ -298,11 +298,11 @@ def _read_inputs(message: Any, most: int, regions: Regions | None) -> dict[str, 
                 raise RequestError(f"{name}: contents and raw_input_contents exclude each other")
             inputs[name] = from_bytes(name, kind, shape, memoryview(next(parts)), most)
         else:
-            inputs[name] = _typed(tensor, shape, most)
+            inputs[name] = _to_array(tensor, shape, most)
     return inputs
 
 
-def _typed(tensor: Any, shape: list[int], most: int) -> Array:
+def _to_array(tensor: Any, shape: list[int], most: int) -> Array:
     """Contents as a list of numbers."""
     count, kind = check_shape(tensor.name, shape, most), tensor.datatype
     field = _CONTENTS.get(kind)

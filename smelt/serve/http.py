@@ -98,7 +98,7 @@ class Request:
     async def while_connected(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of work that is cancelled when the client leaves. The body must have been read."""
         if self.connection is None:
-            return await self._watched(work)
+            return await self._watch(work)
         if self.connection.is_lost:  # while the model was loaded
             work.close()
             raise ClientGoneError(LEFT)
@@ -114,10 +114,10 @@ class Request:
         finally:
             self.connection.on_lost(None)
 
-    async def _watched(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _watch(self, work: Coroutine[Any, Any, T]) -> T:
         """The same where nothing but `receive` says that the client left."""
         task = asyncio.ensure_future(work)
-        watch = asyncio.ensure_future(self._disconnected())
+        watch = asyncio.ensure_future(self._wait_for_disconnect())
         try:
             await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
             if task.done():
@@ -129,7 +129,7 @@ class Request:
             task.cancel()
             watch.cancel()
 
-    async def _disconnected(self) -> None:
+    async def _wait_for_disconnect(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
 

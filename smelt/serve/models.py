@@ -203,11 +203,11 @@ class Catalogue:
         task = self._fetching.get(version)
         if task is None:
             task = asyncio.get_running_loop().create_task(self.load(version.name, version.version))
-            task.add_done_callback(lambda done: self._fetched(version, done))
+            task.add_done_callback(lambda done: self._log_failure(version, done))
             self._fetching[version] = task
         return task
 
-    def _fetched(self, version: Version, done: asyncio.Task[object]) -> None:
+    def _log_failure(self, version: Version, done: asyncio.Task[object]) -> None:
         del self._fetching[version]
         if not done.cancelled() and done.exception() is not None:
             log.error("%s: %s", version.name, done.exception())
@@ -215,7 +215,7 @@ class Catalogue:
     def _names(self) -> str | None:
         return ", ".join(sorted(self._models)) if self.names_models else None
 
-    def known(self, name: str) -> dict[str, Version]:
+    def find_versions(self, name: str) -> dict[str, Version]:
         if name not in self._models:
             raise NotFoundError(f"no model {name!r}", expected=self._names())
         return self._models[name]
@@ -251,7 +251,7 @@ class Catalogue:
         self._rescan(name)
         lock = self._busy.setdefault(name, asyncio.Lock())
         async with lock:
-            versions = self.known(name)
+            versions = self.find_versions(name)
             if version and version not in versions:
                 raise NotFoundError(f"{name} has no version {version}", expected=", ".join(versions))
             wanted = versions[version] if version else max(versions.values(), key=_order)
@@ -335,9 +335,9 @@ class Catalogue:
 
     async def unload(self, name: str) -> None:
         """Take no more requests for a model, after a load that runs has ended."""
-        self.known(name)
+        self.find_versions(name)
         async with self._busy.setdefault(name, asyncio.Lock()):
-            for version in self.known(name).values():
+            for version in self.find_versions(name).values():
                 version.on_demand = False
                 if version.state == READY:
                     self._retire(version)
@@ -365,7 +365,7 @@ class Catalogue:
 async def _close(queue: ModelQueue | PipelineQueue | None, loaded: Any) -> None:
     if queue is not None:
         queue.close()
-        await queue.drained(60.0)
+        await queue.drain(60.0)
     if isinstance(queue, ModelQueue) and isinstance(queue.call, SampledModel):
         queue.call.close()
     await asyncio.to_thread(loaded.close)

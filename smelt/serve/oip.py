@@ -268,7 +268,7 @@ class Rest:
     async def stats(self, request: Request) -> Response:
         if request.parts:
             name, *version = request.parts
-            known = self.catalogue.known(name)
+            known = self.catalogue.find_versions(name)
             if version and version[0] not in known:
                 raise NotFoundError(f"{name} has no version {version[0]}", expected=", ".join(known))
             found = [known[version[0]]] if version else list(known.values())
@@ -474,7 +474,7 @@ def respond(asked: InferRequest, outcome: Outcome, regions: Regions | None) -> R
 
 def answer(asked: InferRequest, outcome: Outcome, regions: Regions | None = None) -> Response:
     """The outputs that were asked for, each as JSON or binary as the request says."""
-    wanted = _wanted(asked.outputs, outcome)
+    wanted = _wanted_outputs(asked.outputs, outcome)
     binary_default = asked.parameters.get("binary_data_output") is True
     described: list[dict[str, Any]] = []
     raw: list[bytes] = []
@@ -506,7 +506,7 @@ def write_region(regions: Regions | None, name: str, parameters: Mapping[str, An
     return regions.write(name, parameters, to_bytes(array))
 
 
-def _wanted(outputs: Sequence[TensorOut], outcome: Outcome) -> list[tuple[str, Mapping[str, Any]]]:
+def _wanted_outputs(outputs: Sequence[TensorOut], outcome: Outcome) -> list[tuple[str, Mapping[str, Any]]]:
     if not outputs:
         return [(name, {}) for name in outcome.outputs]
     for each in outputs:

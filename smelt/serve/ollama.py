@@ -92,7 +92,7 @@ class Ollama:
             raise RequestError("there are no messages", expected='[{"role": "user", "content": "…"}]')
         model: LanguageModel = version.loaded
         prompt = await asyncio.to_thread(model.prompt, asked.messages)
-        return await self._answer(request, asked, version, prompt, lambda text: {"message": _said(text)})
+        return await self._answer(request, asked, version, prompt, lambda text: {"message": _message(text)})
 
     async def generate(self, request: Request) -> Response:
         """A prompt through the chat template, as Ollama does; `raw` takes it as it is."""
@@ -146,7 +146,7 @@ class Ollama:
         return json_response({"version": __version__})
 
 
-def _said(text: str) -> dict[str, str]:
+def _message(text: str) -> dict[str, str]:
     return {"role": "assistant", "content": text}
 
 

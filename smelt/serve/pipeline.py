@@ -303,7 +303,7 @@ class Pipeline:
     ) -> dict[str, Array]:
         work = asyncio.get_running_loop().run_in_executor(self._threads, lambda: call_step(step, given))
         try:
-            async with asyncio.timeout(_left(self.name, deadline)):
+            async with asyncio.timeout(_time_left(self.name, deadline)):
                 return await work
         except TimeoutError:
             raise DeadlineError(f"{self.name}: {stage.name} took too long") from None
@@ -315,11 +315,11 @@ class Pipeline:
         if {port.name: _value(port) for port in served.inputs} != stage.inputs:
             raise UnavailableError(f"{stage.name} has changed", remedy=f"load {self.name} again")
         outputs: dict[str, Array]
-        outputs, _ = await served.queue.infer(given, _left(self.name, deadline), priority)
+        outputs, _ = await served.queue.infer(given, _time_left(self.name, deadline), priority)
         return outputs
 
 
-def _left(name: str, deadline: float | None) -> float | None:
+def _time_left(name: str, deadline: float | None) -> float | None:
     if deadline is None:
         return None
     left = deadline - time.perf_counter()
@@ -401,7 +401,7 @@ class PipelineQueue:
     def close(self) -> None:
         self._closed = True
 
-    async def drained(self, seconds: float) -> bool:
+    async def drain(self, seconds: float) -> bool:
         end = time.monotonic() + seconds
         while self.running and time.monotonic() < end:
             await asyncio.sleep(0.01)

@@ -396,5 +396,5 @@ class StallWatch:
                 each.transport.abort()
 
 
-def limited(seconds: float, direct: DirectApp | None = None) -> type[LimitedProtocol]:
+def limit_protocol(seconds: float, direct: DirectApp | None = None) -> type[LimitedProtocol]:
     return type("LimitedProtocol", (LimitedProtocol,), {"seconds": seconds, "direct": direct})

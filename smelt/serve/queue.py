@@ -295,7 +295,7 @@ class ModelQueue:
             self._closed = True
             self._ready.notify_all()
 
-    async def drained(self, seconds: float) -> bool:
+    async def drain(self, seconds: float) -> bool:
         """Whether all that was accepted ended in time."""
         end = time.monotonic() + seconds
         while (self._jobs or self._running) and time.monotonic() < end:

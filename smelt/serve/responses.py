@@ -149,7 +149,7 @@ class _Answer:
             ids = [piece.token for piece in self.run.pieces]
             calls = parse_calls(self.run.version.loaded.tokenizer.decode(ids, special=True), self.convention)
         if not calls:
-            return [self.said(self.run.text, "completed")]
+            return [self.message_item(self.run.text, "completed")]
         return [
             {
                 "type": "function_call", "id": f"fc_{secrets.token_hex(8)}", "call_id": f"call_{secrets.token_hex(8)}",
@@ -158,7 +158,7 @@ class _Answer:
             for call in calls
         ]  # fmt: skip
 
-    def said(self, text: str | None, status: str) -> dict[str, Any]:
+    def message_item(self, text: str | None, status: str) -> dict[str, Any]:
         content = [] if text is None else [_part(text)]
         return {"type": "message", "id": self.message, "status": status, "role": "assistant", "content": content}
 
@@ -178,7 +178,7 @@ class _Answer:
         live = self.convention is None
         try:
             if live:
-                yield event("response.output_item.added", output_index=0, item=self.said(None, "in_progress"))
+                yield event("response.output_item.added", output_index=0, item=self.message_item(None, "in_progress"))
                 yield event("response.content_part.added", **at, part=_part(""))
             async for piece in self.run:
                 if live and piece.text:

@@ -22,7 +22,7 @@ from smelt.serve import grpc as grpc_front
 from smelt.serve.app import App
 from smelt.serve.config import Config
 from smelt.serve.models import READY, Catalogue, Version
-from smelt.serve.protocol import StallWatch, limited
+from smelt.serve.protocol import StallWatch, limit_protocol
 
 log = logging.getLogger("smelt.serve")
 
@@ -99,7 +99,7 @@ async def _serve(app: App, listener: socket.socket, quiet: bool, link: socket.so
     server = _Server(
         uvicorn.Config(
             app,
-            http=limited(config.body_timeout, app),
+            http=limit_protocol(config.body_timeout, app),
             ws="wsproto",
             ws_max_size=config.max_body,
             lifespan="on",

@@ -72,20 +72,20 @@ class Simple:
                 "protocols": PROTOCOLS,
                 "key": None if request.key is None else request.key.name,
                 "admin": _is_admin(self.keys, request),
-                "models": self._described(request),
+                "models": self._describe(request),
             }
         )
 
     async def models(self, request: Request) -> Response:
-        return json_response({"models": self._described(request)})
+        return json_response({"models": self._describe(request)})
 
-    def _described(self, request: Request) -> list[dict[str, Any]]:
+    def _describe(self, request: Request) -> list[dict[str, Any]]:
         return [describe(each) for each in self.catalogue.every() if self.keys.opens(request.key, each.name)]
 
     async def model(self, request: Request) -> Response:
         (name,) = request.parts
         self.keys.check_model(request.key, name)
-        versions = self.catalogue.known(name).values()
+        versions = self.catalogue.find_versions(name).values()
         return json_response({"name": name, "versions": [describe(each) for each in versions]})
 
     async def infer(self, request: Request) -> Response:
@@ -117,7 +117,7 @@ class Simple:
     async def _run(self, version: Version, asked: Asked, started: float) -> dict[str, Any]:
         inputs = read_inputs(version, asked.inputs, self.config.max_elements)
         outcome = await self.service.infer(version.name, "", inputs, asked.parameters, started)
-        outputs = {name: nested(array) for name, array in outcome.outputs.items()}
+        outputs = {name: to_lists(array) for name, array in outcome.outputs.items()}
         spent = round((time.perf_counter() - started) * 1000, 3)
         answered = outcome.version
         return {"model": answered.name, "version": answered.version, "outputs": outputs, "ms": spent}
@@ -214,7 +214,7 @@ def _array(port: Port, data: bytes, most: int) -> Array:
     return from_json(port.name, kind, shape, data, most)
 
 
-def nested(array: Array) -> Any:
+def to_lists(array: Array) -> Any:
     """A result as nested lists; NaN and infinities leave as null."""
     if array.dtype.kind in "OUS":
         flat = [each.decode("utf-8", "replace") if isinstance(each, bytes) else str(each) for each in array.reshape(-1)]

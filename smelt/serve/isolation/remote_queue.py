@@ -256,8 +256,8 @@ class RemoteQueue(ModelQueue):
             if not job.future.done():
                 job.future.set_exception(UnavailableError(f"{self.name}: its worker process is gone", got=why))
 
-    async def drained(self, seconds: float) -> bool:
-        done = await super().drained(seconds)
+    async def drain(self, seconds: float) -> bool:
+        done = await super().drain(seconds)
         if self._restarting is not None:
             self._restarting.cancel()
             with contextlib.suppress(asyncio.CancelledError):

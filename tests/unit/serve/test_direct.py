@@ -20,7 +20,7 @@ from uvicorn.server import ServerState
 
 from smelt.client.wire import HEADER, encode_request
 from smelt.serve.config import KeyConfig
-from smelt.serve.protocol import MAX_PIPELINED, LimitedProtocol, StallWatch, limited
+from smelt.serve.protocol import MAX_PIPELINED, LimitedProtocol, StallWatch, limit_protocol
 from smelt.serve.queue import INLINE, ModelQueue
 from tests.unit.serve.client import DIGITS, Client, model, serving
 
@@ -46,7 +46,7 @@ class Wire:
         self.client, self.sent, self.closed, self.reading = client, b"", False, True
         config = uvicorn.Config(client.app, lifespan="off", log_config=None, server_header=False, limit_concurrency=9)
         config.load()
-        kind = limited(30.0, client.app if direct else None)
+        kind = limit_protocol(30.0, client.app if direct else None)
         self.protocol: LimitedProtocol = kind(config, ServerState(), {}, client.loop)
         self.protocol.connection_made(self)
 
@@ -437,7 +437,7 @@ def test_a_client_that_leaves_cancels_its_waiting_call() -> None:
 
         client.run(leave())
         assert running.receive().startswith(b"HTTP/1.1 200")
-        client.run(queue.drained(60))
+        client.run(queue.drain(60))
         stats = client.app.catalogue.pick("digits").stats
         assert (stats.success, stats.failure, stats.calls) == (1, 1, 1)
         assert leaving.sent == b""

@@ -163,7 +163,7 @@ def test_a_client_that_leaves_cancels_its_own_call_alone() -> None:
         assert sorted(flags) == [False, True]
         model.gate.set()
         assert (await tasks[1])[0]["y"].item() == 4
-        assert await queue.drained(5)
+        assert await queue.drain(5)
         assert len(model.calls) == 2, "a cancelled request does not run"
 
     play(work())
@@ -203,7 +203,7 @@ def test_closing_finishes_what_was_accepted() -> None:
             await queue.infer(rows(4), None)
         model.gate.set()
         assert [(await task)[0]["y"].item() for task in tasks] == [2, 4, 6]
-        assert await queue.drained(5)
+        assert await queue.drain(5)
 
     play(work())
 
