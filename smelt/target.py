@@ -19,6 +19,11 @@ class TileShape(Frozen):
     columns: int
     lanes: int
 
+    @property
+    def few_rows(self) -> int:
+        """So many rows pass two panels side by side: sums of one are too few for the latency of a multiply-add."""
+        return 3 if self.columns <= 2 * self.lanes else 0
+
 
 class Target(Frozen):
     """A device as the kernel compiler sees it."""

@@ -35,7 +35,7 @@ from smelt.kernel.loops.grammar import (
 from smelt.kernel.loops.nest import Index, Nest, Scope, tensor, unsupported
 from smelt.kernel.tune.schedules import DYNAMIC_ROWS, MIN_CHUNKS, ROWS, Blocking, Gemm, KernelKey, chunk_size, estimate
 from smelt.layout import panels as panel_layout
-from smelt.target import Target
+from smelt.target import Target, tile_shape
 
 
 @sink("stablehlo.dot_general", anchor=True)
@@ -122,7 +122,8 @@ def packed_dot(nest: Nest, op: Op, output: Output) -> None:
     assert isinstance(line, int)
     width = line // form.k_pack
     fits = form.left != f32 or count == 1 or rows_fit(nest.target, rows, depth)
-    together = 1 if fits else max(1, PASS_COLUMNS // width)
+    few = form.left == f32 and count != 1 and may_be_few(nest.target, rows)
+    together = 2 if few and fits else 1 if fits else max(1, PASS_COLUMNS // width)
     passes = ceildiv(count, together) if together > 1 else count
     key = KernelKey.of("gemm", groups=groups, rows=rows, depth=depth, panels=passes, width=together * width)
     schedule, blocking = _choose_schedule(nest, key, form)
@@ -133,7 +134,7 @@ def packed_dot(nest: Nest, op: Op, output: Output) -> None:
         tile = nest.tile("tile", form.total, together * room * width)
         result = tensor(op.result).sizes[2]
         panels_here = Panels.of(nest, number, (count, together), room, (width, result), form.total)
-        multiply(nest, op, tile, (group, first, used), panels_here, blocking.call_rows, form)
+        multiply(nest, op, tile, (group, first, used), panels_here, blocking.call_rows, form, few=few)
         with nest.loop(used, "ordered") as row, panels_here.each(nest) as (begin, _, columns):
             here = (group, add(first, row))
             columns.store(nest, op, output, tile, add(begin, row), lambda column: (*here, column))
@@ -146,6 +147,12 @@ def rows_fit(target: Target, rows: Size, depth: Size) -> bool:
     """
     count = min(rows, DYNAMIC_ROWS) if isinstance(rows, int) else DYNAMIC_ROWS
     return 4 * count * estimate(depth) <= target.cache_bytes[1] * 3 // 4
+
+
+def may_be_few(target: Target, rows: Size) -> bool:
+    """Whether there may be so few rows that they pass two panels side by side."""
+    few = tile_shape(target).few_rows
+    return few > 0 and (not isinstance(rows, int) or rows <= few)
 
 
 def _choose_schedule(nest: Nest, key: KernelKey, form: Form) -> tuple[Gemm, Blocking]:
@@ -180,8 +187,10 @@ def multiply(
     panels_here: Panels,
     height: Size,
     form: Form = F32,
+    *,
+    few: bool = False,
 ) -> None:
-    """Rows (group, first, count) × panels, K-block by K-block, into a local tile."""
+    """Rows (group, first, count) × panels, K-block by K-block, into a local tile. `few`: one call takes all panels."""
     lhs, panels = op.operands
     group, first, used = rows
     depth, shared = tensor(lhs).sizes[2], tensor(panels).sizes[0] == 1
@@ -189,7 +198,7 @@ def multiply(
         done = nest.let(scale(block, form.block))
         extent = nest.apply("minimum", Number(form.block), nest.let(add(depth, scale(done, -1))), dtype=i64)
         lines = nest.let(scale(block, form.block // form.k_pack))
-        with panels_here.each(nest) as (begin, panel, columns):
+        with panels_here.all(nest) if few else panels_here.each(nest) as (begin, panel, columns):
             b = panel_slice(nest, op, (Number(0) if shared else group, panel, lines), extent, columns)
             with row_tiles(nest, used, height) as ((part, parts), above, tall):
                 a = row_slice(nest, op, lhs, (group, add(first, above), done), (tall, extent))
@@ -219,12 +228,17 @@ def row_tiles(nest: Nest, rows: Expr, most: Size) -> Iterator[tuple[tuple[Expr, 
 
 
 class Columns(Frozen):
-    """The columns of one panel, of which `used` exist. `element`: the accumulator type."""
+    """The columns of one panel, of which `used` exist. `element`: the accumulator type.
+
+    Of several adjacent `panels` only the last may have fewer; the sums of the next one are `room` rows further on.
+    """
 
     first: Expr
     width: int
     used: Expr
     element: DType = f32
+    panels: Expr | None = None
+    room: int = 0
 
     @staticmethod
     def of(nest: Nest, panel: Expr, width: int, count: Size, element: DType = f32) -> Columns:
@@ -236,8 +250,10 @@ class Columns(Frozen):
 
     def sums(self, tile: str, row: Expr, rows: Expr) -> Slice:
         """Rows of a tile of sums, from `row` on."""
-        width = Number(self.width)
-        return Slice(Place(tile, scale(row, self.width)), (rows, self.used), (width, Number(1)))
+        place, sizes, strides = Place(tile, scale(row, self.width)), (rows, self.used), (Number(self.width), Number(1))
+        if self.panels is None:
+            return Slice(place, sizes, strides)
+        return Slice(place, (self.panels, *sizes), (Number(self.room * self.width), *strides))
 
     def store(self, nest: Nest, op: Op, output: Output, tile: str, row: Expr, index: Callable[[Expr], Index]) -> None:
         """Store one row of the tile through the epilogue."""
@@ -284,6 +300,13 @@ class Panels(Frozen):
             columns = Columns.of(nest, panel, self.width, self.columns, self.element)
             yield scale(at, self.room), panel, columns
 
+    @contextmanager
+    def all(self, nest: Nest) -> Iterator[tuple[Expr, Expr, Columns]]:
+        """All of them at once."""
+        assert self.count is not None
+        last = Columns.of(nest, nest.let(add(self.first, self.count, -1)), self.width, self.columns, self.element)
+        yield Number(0), self.first, last.replace(panels=self.count, room=self.room)
+
 
 # ---- addresses of operands ----
 
@@ -298,10 +321,13 @@ def row_slice(nest: Nest, op: Op, value: Value, index: Index, sizes: tuple[Expr,
 
 
 def panel_slice(nest: Nest, op: Op, index: Index, extent: Expr, columns: Columns) -> Slice:
-    """Rows of a packed panel [k, column] from an index (group, panel, k) on."""
+    """Rows of a packed panel [k, column], or of several [panel, k, column], from an index (group, panel, k) on."""
     panels = op.operands[1]
     place = element_place(nest, op, panels, (*index, Number(0)))
-    return Slice(place, (extent, columns.used), (axis_stride(nest, op, panels, 2), Number(1)))
+    sizes, strides = (extent, columns.used), (axis_stride(nest, op, panels, 2), Number(1))
+    if columns.panels is None:
+        return Slice(place, sizes, strides)
+    return Slice(place, (columns.panels, *sizes), (axis_stride(nest, op, panels, 1), *strides))
 
 
 def element_place(nest: Nest, op: Op, value: Value, index: Index) -> Place:

@@ -16,10 +16,12 @@ from smelt.kernel.emit.plan_c import ProgramPrinter
 from smelt.kernel.emit.tile_bf16 import mma_bf16_text
 from smelt.kernel.emit.tile_blocks import PREFIX, block_dot_text
 from smelt.kernel.emit.tile_f32 import (
+    RIGHTS,
     mma_f32_bf16_text,
     mma_f32_f16_text,
     mma_f32_text,
     mma_panel_text,
+    mma_panels_text,
     transpose_text,
 )
 from smelt.kernel.emit.tile_int8 import mma_int8_text
@@ -123,9 +125,12 @@ class Source:
         """The micro-kernels that a text calls."""
         texts = []
         for name, tile_text in MICRO_KERNELS.items():
-            narrow = f"{name}_narrow(" in text
-            if narrow or f"{name}(" in text:
+            several = [f"{name}_panels{ending}(" in text for ending in ("", "_narrow")]
+            narrow = f"{name}_narrow(" in text or several[1]
+            if narrow or any(several) or f"{name}(" in text:
                 texts.append(tile_text(self.tile, narrow=narrow))
+            if any(several):
+                texts.append(mma_panels_text(self.tile, RIGHTS[name], narrow=narrow))
         panels = {int(each) for each in WIDE_PANEL.findall(text)}
         texts += [mma_panel_text(self.tile, panel) for panel in sorted(panels)]
         texts += [block_dot_text(each, self.tile) for each in BLOCKS if f"{PREFIX}{each}(" in text]

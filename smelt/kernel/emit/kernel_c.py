@@ -145,7 +145,7 @@ class KernelPrinter(Printer):
     def mma(self, mma: Mma) -> str:
         """A call of the micro-kernel of a form: rows, a, b, steps, tile, accumulate, prefetch."""
         (rows, taps, extent), (row, tap, step) = mma.a.sizes, mma.a.strides
-        sums, (_, columns) = mma.acc.place, mma.acc.sizes
+        sums, (*panels, _, columns) = mma.acc.place, mma.acc.sizes
         share = mma.prefetch if isinstance(mma.prefetch, Share) else CACHE_RESIDENT
         sides = (mma.a.place, mma.form.left), (mma.b.place, mma.form.right)
         pointers = [self.array(place, math.storage(dtype)) for place, dtype in sides]
@@ -153,19 +153,22 @@ class KernelPrinter(Printer):
         given = [
             *(self.expr(rows), a, self.expr(row), self.expr(tap)),
             *([self.expr(step)] if mma.form.k_pack == 1 else []),  # packed steps are adjacent
-            *(b, self.expr(mma.b.strides[0]), self.expr(taps), self.expr(extent)),
+            *(b, self.expr(mma.b.strides[-2]), self.expr(taps), self.expr(extent)),
             f"{sums.array} + {self.expr(sums.index)}",
             *map(self.expr, (mma.accumulate, share.number, share.count)),
         ]
         if mma.form.k_pack == 1:
             later, kind = mma.prefetch, math.storage(mma.form.right)
             given.append(self.address(later, kind) if isinstance(later, Place) else "0")
-        name, panel = f"smelt_mma_{mma.form.name}", mma.acc.strides[0]
+        name, panel = f"smelt_mma_{mma.form.name}", mma.acc.strides[-2]
         assert isinstance(panel, Number), "the width of a panel is known"
         if (width := panel.value) != self.columns:
             whole = mma.form.name == "f32" and isinstance(width, int) and width % self.columns == 0
             assert whole, f"a panel of {width} columns is no whole number of register tiles of {self.columns}"
             name = f"{name}_by{width}"
+        if panels:
+            name = f"{name}_panels"
+            given += map(self.expr, (*panels, mma.b.strides[0], mma.acc.strides[0]))
         if columns == panel:
             return f"{name}({', '.join(given)});"
         return f"{name}_narrow({', '.join([*given, self.expr(columns)])});"

@@ -104,6 +104,7 @@ class Right:
 F32 = Right("smelt_mma_f32")
 F32_F16 = Right("smelt_mma_f32_f16", "ui16", 2, "smelt_widen_f16({0})")
 F32_BF16 = Right("smelt_mma_f32_bf16", "ui16", 2, "smelt_widen_bf16({0})")
+RIGHTS = {each.name: each for each in (F32, F32_F16, F32_BF16)}
 
 
 def mma_f32_text(shape: TileShape, *, narrow: bool = False, right: Right = F32) -> str:
@@ -170,6 +171,62 @@ def mma_panel_text(shape: TileShape, panel: int) -> str:
         "}",
     ]
     return "\n".join([HEAD.format(bytes=4 * lanes), *text, ""])
+
+
+def mma_panels_text(shape: TileShape, right: Right, *, narrow: bool) -> str:
+    """`smelt_mma_f32_panels`: several panels. A few rows pass two of them side by side.
+
+    They prefetch nothing: b is read once and in order, which the processor foresees.
+    """
+    name, rows = f"{right.name}_panels", range(1, shape.few_rows + 1)
+    given = f"rows, {ARGUMENTS}, part, parts, later"
+    strides = "i64 panels, i64 b_panel_stride, i64 tile_panel_stride"
+    text = [_pair_text(f"{right.name}_pair_{each}", each, shape, right) for each in rows]
+    pairs = [f"{right.name}_pair_{each}({ARGUMENTS}, b_panel_stride, tile_panel_stride)" for each in rows]
+    for ending in ("", "_narrow") if narrow else ("",):
+        more = ", i64 columns" if ending else ""
+        used = f", panels > 1 ? {shape.columns} : columns" if ending else ""
+        text += [
+            f"static void {name}{ending}(i64 rows, {right.signature}, {right.prefetched}, {strides}{more}) {{",
+            "  i64 step;",
+            "  for (; panels > 0; panels -= step, b += step * b_panel_stride, tile += step * tile_panel_stride)",
+            "    switch (step = 2, panels > 1 ? rows : 0) {",
+            *(f"      case {each}: {call}; break;" for each, call in zip(rows, pairs, strict=True)),
+            f"      default: step = 1; {right.name}{ending}({given}{used});",
+            "    }",
+            "}",
+        ]
+    return "\n".join([*text, ""])
+
+
+def _pair_text(name: str, rows: int, shape: TileShape, right: Right) -> str:
+    """A few rows by two panels."""
+    vectors = [(p, lane) for p in range(2) for lane in range(0, shape.columns, shape.lanes)]
+    names = [[f"c{i}_{j}" for j in range(len(vectors))] for i in range(rows)]
+    step = [f"    const smelt_vector x{i} = a[{i} * a_row_stride] - (smelt_vector){{0}};" for i in range(rows)]
+    for j, (p, lane) in enumerate(vectors):
+        vector = right.load.format(f"{'b_next' if p else 'b'} + {lane}")
+        sums = " ".join(f"c{i}_{j} = SMELT_FMA(x{i}, y, c{i}_{j});" for i in range(rows))
+        step.append(f"    {{ const smelt_vector y = {vector}; {sums} }}")
+    tiles = [
+        (f"tile + {p} * tile_panel_stride + {shape.columns * i + lane}", names[i][j])
+        for i in range(rows)
+        for j, (p, lane) in enumerate(vectors)
+    ]
+    lines = [
+        f"static void {name}({right.signature}, i64 accumulate, i64 b_panel_stride, i64 tile_panel_stride) {{",
+        "  smelt_vector " + ", ".join(f"{name} = {{0}}" for row in names for name in row) + ";",
+        f"  const {right.type} *b_next = b + b_panel_stride;",
+        "  for (i64 t = 0; t < taps; t++, a += a_tap_stride - count * a_stride)",
+        "  SMELT_NO_UNROLL for (i64 k = 0; k < count; k++, a += a_stride, b += b_stride, b_next += b_stride) {",
+        *step,
+        "  }",
+        *(
+            f"  *(smelt_vector *)({place}) = accumulate ? *(smelt_vector *)({place}) + {name} : {name};"
+            for place, name in tiles
+        ),
+    ]
+    return "\n".join([*lines, "}"])
 
 
 def _family(shape: TileShape, vectors: int, right: Right) -> str:

@@ -236,7 +236,8 @@ class Mma(Frozen):
     """Micro-kernel call: acc[i, j] = sum over t and k of a[i, t, k] * b[t, k, j], in the order of (t, k).
 
     `acc` is [row, column] and `a` is [row, tap, k]. `b` is [k, column] with adjacent columns; the rows of the next tap
-    follow. `form` says how elements are multiplied and added up. Where `accumulate` is not 0 the sum is added to `acc`.
+    follow. Several panels are [panel, row, column] and [panel, k, column], with the columns of the last. `form` says
+    how elements are multiplied and added up. Where `accumulate` is not 0 the sum is added to `acc`.
     `prefetch`: the share of the rows of b after these that this call prefetches, or the place from which it prefetches
     as many adjacent elements as b has, for a later call; None: they are in the cache.
     On a GPU a call may take more steps than a K-block of the form, and the row stride of `a` may be a load of the first

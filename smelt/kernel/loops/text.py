@@ -95,14 +95,17 @@ def _mma(stmt: Mma) -> str:
     more = [_steps("tap", tap)] if taps not in (Number(1), Amount(1)) else []
     a = _sum(stmt.a.place.index, _steps("i", row), *more, _steps("k", k))
     line, at = ("k", "j") if pack == 1 else (f"k//{pack}", f"{pack}*j + k%{pack}")
-    b = _sum(stmt.b.place.index, _steps(line, stmt.b.strides[0]), at)
+    *panels, b_stride, _ = stmt.b.strides
+    b = _sum(stmt.b.place.index, *(_steps("panel", each) for each in panels), _steps(line, b_stride), at)
     over = (f"tap < {text(taps)}, " if more else "") + f"k < {text(extent)}"
     sign = "=" if stmt.accumulate == Number(0) else f"+= (where {text(stmt.accumulate)}, else =)"
     place = stmt.acc.place
     tile = f"{place.array}" if place.index == Number(0) else f"{place.array}[{text(place.index)}:]"
-    columns = "j" if stmt.acc.sizes[1] == stmt.acc.strides[0] else f"j < {text(stmt.acc.sizes[1])}"
+    *_, width, _ = stmt.acc.strides
+    columns = "j" if stmt.acc.sizes[-1] == width else f"j < {text(stmt.acc.sizes[-1])}"
+    several = f"panel < {text(stmt.acc.sizes[0])}, " if panels else ""
     factors = f"{_array(stmt.a.place)}[{a}] * {_array(stmt.b.place)}[{b}]"
-    return f"{tile}[i < {text(rows)}, {columns}] {sign} {stmt.form.name} sum over {over} of {factors}"
+    return f"{tile}[{several}i < {text(rows)}, {columns}] {sign} {stmt.form.name} sum over {over} of {factors}"
 
 
 def _block_mma(stmt: BlockMma) -> str:
