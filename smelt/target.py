@@ -21,7 +21,7 @@ class TileShape(Frozen):
 
     @property
     def few_rows(self) -> int:
-        """So many rows pass two panels side by side: sums of one are too few for the latency of a multiply-add."""
+        """Up to this many pass two panels side by side: sums of one are too few for the latency of a multiply-add."""
         return 3 if self.columns <= 2 * self.lanes else 0
 
 
