@@ -189,13 +189,13 @@ def _variants(name: str) -> Iterator[str]:
     from smelt.kernel.emit import tile_mma
     from smelt.kernel.loops import tensor_tile
 
-    usual = tensor_tile.STAGES
-    texts = {each: getattr(tile_mma, each) for each in ("INSTRUCTIONS", "FEW", "TILE")}
+    usual = tensor_tile.STAGES, tensor_tile.FEW_STAGES
+    texts = {each: getattr(tile_mma, each) for each in ("INSTRUCTIONS", "TILE")}
     wide, many = gemm_simt.wide_tile, gemm_simt.MANY_COLUMNS
     compiled, flags = cuda_compile.compile_cuda, cuda_compile.FLAGS
 
     def reset() -> None:
-        tensor_tile.STAGES = usual
+        tensor_tile.STAGES, tensor_tile.FEW_STAGES = usual
         for each, text in texts.items():
             setattr(tile_mma, each, text)
         gemm_simt.wide_tile, gemm_simt.MANY_COLUMNS = wide, many
@@ -213,9 +213,9 @@ def _variants(name: str) -> Iterator[str]:
         )
         cuda_compile.FLAGS = (*flags, "--extra-device-vectorization")  # another key in the cache
 
-    def few(columns: int, steps: int) -> None:
+    def few(columns: int, stages: int) -> None:
         gemm_simt.MANY_COLUMNS = 0 if columns == 32 else 1 << 30
-        tile_mma.FEW = tile_mma.FEW.replace("STEPS = 4 / TILES", f"STEPS = {steps} / TILES")
+        tensor_tile.FEW_STAGES = stages
 
     tiles = ((256, 4), (256, 3), (128, 3), (128, 4), (128, 6), (64, 3), (64, 4))
     changes: dict[str, list[tuple[str, Callable[[], None]]]] = {
@@ -226,8 +226,8 @@ def _variants(name: str) -> Iterator[str]:
         ],
         "f32": [("two blocks", two_blocks)],
         "few": [
-            (f"{columns} columns, {steps} steps", partial(few, columns, steps))
-            for columns, steps in ((16, 4), (32, 4), (16, 2), (16, 8), (32, 8))
+            (f"{columns} columns, {stages} stages", partial(few, columns, stages))
+            for columns, stages in ((16, 4), (16, 8), (32, 3), (32, 4))
         ],
     }
     yield "chosen"

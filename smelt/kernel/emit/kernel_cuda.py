@@ -40,7 +40,7 @@ from smelt.kernel.loops.grammar import (
     walk_statements,
 )
 from smelt.kernel.loops.simt import THREADS, WARP, Stage, map_to_grid, reads_from, static_extent, stores_to
-from smelt.kernel.loops.tensor_tile import FEW_TENSOR, TENSOR, tile_columns
+from smelt.kernel.loops.tensor_tile import FEW_TENSOR, TENSOR, stage_bytes, tile_columns
 from smelt.kernel.plan.plan import Kernel
 
 FEW_ROWS, FEW_COLUMNS = 8, (16, 32, 64)  # that `smelt_few_FORM` is for
@@ -142,7 +142,7 @@ class StagePrinter(Printer):
             WARP if single and stage.group == "warp" else stage.threads,
             self.saved_bytes,
             stage.scratch,
-            stage.shared if stage.stages else 0,
+            stage.shared if stage.ring else 0,
             self.weights,
         )
 
@@ -197,7 +197,7 @@ class StagePrinter(Printer):
         """Tiles of a group in shared memory, and what does not fit there in device memory."""
         stage, lines = self.stage, []
         group = {"thread": "0", "warp": f"threadIdx.x / {WARP}", "block": "0"}[stage.group]
-        if stage.stages:
+        if stage.ring:
             lines.append("  extern __shared__ __align__(1024) char smelt_shared[];")
         elif stage.shared:
             lines.append(f"  __shared__ __align__(16) char smelt_shared[{stage.groups * stage.shared}];")
@@ -333,7 +333,7 @@ class StagePrinter(Printer):
         """The loop of a thread over its terms. In a block all threads compute terms, which go through shared memory."""
         pad, kind, var, extent = "  " * depth, math.register(fold.accumulator), fold.var.name, self.expr(fold.extent)
         far = any(isinstance(array, int) for array in reads_from((fold,)))
-        if self.stage.group == "warp" or not far or self.stage.stages or self.stage.shared > STAGED_BESIDE:
+        if self.stage.group == "warp" or not far or self.stage.ring or self.stage.shared > STAGED_BESIDE:
             return [
                 "#pragma unroll 8",  # loads of several terms at once
                 f"{pad}for (i64 {var} = {LANE} % {WARP}; {var} < {extent}; {var} += {WARP}) {{",
@@ -381,12 +381,14 @@ class StagePrinter(Printer):
         name = mma.form.name
         if mma.form in TENSOR:
             given = [*given[:5], *given[6:8], self.expr(mma.b.strides[2]), *given[8:]]
-            function = tile_call(mma.form, tile_columns(mma), self.stage.stages)
+            stages = self.stage.ring // stage_bytes(mma.form, tile_columns(mma))
+            function = tile_call(mma.form, tile_columns(mma), stages)
             return f"{function}({LANE}, smelt_shared, {', '.join(given)});"
         if mma.form in FEW_TENSOR:
             few = [given[i] for i in (0, 1, 3, 6, 7, 9, 10, 11, 12)]
             assert isinstance(panel, Number)
-            return f"{few_call(mma.form, int(panel.value.real))}({LANE}, {', '.join(few)});"
+            function = few_call(mma.form, int(panel.value.real), self.stage.ring)
+            return f"{function}({LANE}, smelt_shared, {', '.join(few)});"
         if self.alone or self.stage.group == "warp" or mma.form not in TILED:
             return f"{MMA}{name}({self.members}, {', '.join(given)});"
         products = [each for each in walk_statements(self.stage.body) if isinstance(each, Mma)]

@@ -3,7 +3,7 @@
 | function | rows of a block | how |
 |---|---|---|
 | `smelt_tile_FORM` | 128 | `cp.async` fills a ring of stages in shared memory; `wgmma` on sm_90, else `mma.sync` |
-| `smelt_few_FORM` | up to 32 | weights go from memory to registers and are the left operand of `mma.sync` |
+| `smelt_few_FORM` | up to 32 | `cp.async` fills a ring of each thread's own; weights are the left operand of `mma.sync` |
 
 Which steps of K share an instruction does not change their sum, so a thread takes 8 adjacent steps of one row and of
 one column: 16 bytes of each, which are the operands of two `mma.sync`. Rows of f32 are split into three bf16 that
@@ -36,12 +36,6 @@ inline void smelt_copy_async(void *to, const void *from, int used) {  // 16 byte
 }
 inline void smelt_copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> inline void smelt_copy_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
-inline smelt_words smelt_stream(const void *from) {  // 16 bytes that are read once
-  smelt_words to;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
-      : "=r"(to.x[0]), "=r"(to.x[1]), "=r"(to.x[2]), "=r"(to.x[3]) : "l"(from));
-  return to;
-}
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define SMELT_WGMMA 1
 inline void smelt_wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -105,78 +99,107 @@ template <> struct smelt_left<f32> {
 };
 """
 FEW = """\
-template <int GROUPS, int TILES, class L> inline void smelt_few_rows(int lane, i64 rows, const L *a, i64 row,
-    const ui16 *b, i64 line, i64 count, f32 *acc, i64 width, i64 columns) {
-  enum { PARTS = smelt_left<L>::PARTS, STEPS = 4 / TILES };
+// Every thread fetches what it multiplies itself into its own words of a ring in shared memory, so no barrier is needed.
+template <int GROUPS, int TILES, int BYTES, class L> inline void smelt_few_rows(int lane, char *ring, i64 rows,
+    const L *a, i64 row, const ui16 *b, i64 line, i64 count, f32 *acc, i64 width, i64 columns) {
+  enum {
+    PARTS = smelt_left<L>::PARTS, WORDS = sizeof(L) / 2, EACH = 8 / WORDS, SLOT = 2 * TILES + GROUPS * WORDS,
+    FIT = BYTES / (256 * 16 * SLOT), STAGES = FIT < 8 ? FIT : 8
+  };
+  static_assert(STAGES > 1, "the ring is too small");
   const int warp = lane / 32, group = lane % 32 / 4, member = lane % 4;
   const i64 lines = (count + 7) / 8, turns = (lines + 31) / 32;
   const bool whole = count % 8 == 0 && ((ui64)a | (ui64)(row * (i64)sizeof(L))) % 16 == 0;
   f32 sum[TILES][GROUPS][4] = {};
-  smelt_words held[STEPS][TILES][2], next[STEPS][TILES][2];
-  const auto load = [&](smelt_words (&to)[STEPS][TILES][2], i64 first) {
+  const auto word = [&](int stage, int i) { return ring + ((stage * SLOT + i) * 256 + lane) * 16; };
+  const auto fetch_weights = [&](int stage, i64 turn) {
+    const i64 at = 4 * (warp + 8 * turn) + member;
+    const ui16 *const from = at < lines ? b + at * line + group * 8 : b;
 #pragma unroll
-    for (int s = 0; s < STEPS; s++) {
-      const i64 at = 4 * (warp + 8 * (first + s)) + member;
-#pragma unroll
-      for (int t = 0; t < TILES; t++)
-#pragma unroll
-        for (int h = 0; h < 2; h++)
-          to[s][t][h] = at < lines ? smelt_stream(b + at * line + (16 * t + 8 * h + group) * 8) : smelt_words{};
-    }
+    for (int i = 0; i < 2 * TILES; i++) smelt_copy_async(word(stage, i), from + i * 64, at < lines ? 16 : 0);
   };
-  const auto multiply = [&](const smelt_words (&w)[STEPS][TILES][2], i64 turn) {
+  const auto fetch_rows = [&](int stage, i64 turn) {
+    const i64 k = 8 * (4 * (warp + 8 * turn) + member);
 #pragma unroll
-    for (int s = 0; s < STEPS; s++) {
-      const i64 k = 8 * (4 * (warp + 8 * (turn + s)) + member);
-      smelt_words x[GROUPS][PARTS] = {};
+    for (int g = 0; g < GROUPS; g++) {
+      const bool there = 8 * g + group < rows && k < count;
+      const L *const from = there ? a + (8 * g + group) * row + k : a;
 #pragma unroll
-      for (int g = 0; g < GROUPS; g++) {
-        const i64 r = 8 * g + group;
-        if (r < rows && k < count) {
-          if (whole) smelt_left<L>::words(a + r * row + k, x[g]);
-          else smelt_left<L>::some(a + r * row + k, count - k, x[g]);
+      for (int w = 0; w < WORDS; w++) {
+        char *const to = word(stage, 2 * TILES + g * WORDS + w);
+        if (whole) {
+          smelt_copy_async(to, from + w * EACH, there ? 16 : 0);
+        } else {
+          for (int i = 0; i < EACH; i++)
+            ((L *)to)[i] = there && k + w * EACH + i < count ? from[w * EACH + i] : (L)0;
         }
       }
-#pragma unroll
-      for (int g = 0; g < GROUPS; g++)
-#pragma unroll
-        for (int t = 0; t < TILES; t++)
-#pragma unroll
-          for (int half = 0; half < 2; half++) {
-            const ui32 y[4] = {w[s][t][0].x[2 * half], w[s][t][1].x[2 * half],
-                               w[s][t][0].x[2 * half + 1], w[s][t][1].x[2 * half + 1]};
-#pragma unroll
-            for (int p = 0; p < PARTS; p++) smelt_mma_sync(sum[t][g], y, x[g][p].x + 2 * half);
-          }
     }
+    smelt_copy_commit();
   };
-  load(held, 0);  // weights, which no launch writes
-  smelt_await();
-  for (i64 turn = 0; turn < turns; turn += 2 * STEPS) {  // one half is multiplied while the other one is read
-    load(next, turn + STEPS);
-    multiply(held, turn);
-    load(held, turn + 2 * STEPS);
-    multiply(next, turn + STEPS);
-  }
-  for (int w = 0; w < 8; w++) {  // the sums of the warps, in order
-    if (warp == w)
+  const auto multiply = [&](int stage) {
+    smelt_words x[GROUPS][PARTS];
 #pragma unroll
-      for (int t = 0; t < TILES; t++)
+    for (int g = 0; g < GROUPS; g++) {
+      __align__(16) smelt_words raw[WORDS];
+#pragma unroll
+      for (int w = 0; w < WORDS; w++) raw[w] = *(const smelt_words *)word(stage, 2 * TILES + g * WORDS + w);
+      smelt_left<L>::words((const L *)raw, x[g]);
+    }
+#pragma unroll
+    for (int t = 0; t < TILES; t++) {
+      const smelt_words y[2] = {*(const smelt_words *)word(stage, 2 * t), *(const smelt_words *)word(stage, 2 * t + 1)};
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        const ui32 z[4] = {y[0].x[2 * half], y[1].x[2 * half], y[0].x[2 * half + 1], y[1].x[2 * half + 1]};
 #pragma unroll
         for (int g = 0; g < GROUPS; g++)
 #pragma unroll
-          for (int e = 0; e < 4; e++) {
-            const int r = 8 * g + 2 * member + e % 2, c = 16 * t + group + e / 2 * 8;
-            if (r < rows && c < columns) acc[r * width + c] = w ? acc[r * width + c] + sum[t][g][e] : sum[t][g][e];
-          }
-    __syncthreads();
+          for (int p = 0; p < PARTS; p++) smelt_mma_sync(sum[t][g], z, x[g][p].x + 2 * half);
+      }
+    }
+  };
+#pragma unroll
+  for (int i = 0; i < STAGES - 1; i++) fetch_weights(i, i);  // which no launch writes
+  smelt_await();
+#pragma unroll
+  for (int i = 0; i < STAGES - 1; i++) fetch_rows(i, i);
+  int now = 0, next = STAGES - 1;
+  for (i64 turn = 0; turn < turns; turn++) {
+    smelt_copy_wait<STAGES - 2>();
+    fetch_weights(next, turn + STAGES - 1);
+    fetch_rows(next, turn + STAGES - 1);
+    multiply(now);
+    now = now + 1 == STAGES ? 0 : now + 1;
+    next = next + 1 == STAGES ? 0 : next + 1;
+  }
+  smelt_copy_wait<0>();
+  __syncthreads();
+  f32 *const part = (f32 *)ring;  // the sums of every warp, which are added in order
+#pragma unroll
+  for (int t = 0; t < TILES; t++)
+#pragma unroll
+    for (int g = 0; g < GROUPS; g++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        const int r = 8 * g + 2 * member + e % 2, c = 16 * t + group + e / 2 * 8;
+        if (r < rows && c < columns) part[(warp * rows + r) * (16 * TILES) + c] = sum[t][g][e];
+      }
+  __syncthreads();
+  for (int at = lane; at < rows * 16 * TILES; at += 256) {
+    const int r = at / (16 * TILES), c = at % (16 * TILES);
+    if (c >= columns) continue;
+    f32 total = part[at];
+#pragma unroll
+    for (int w = 1; w < 8; w++) total += part[w * rows * (16 * TILES) + at];
+    acc[r * width + c] = total;  // the tile of sums may begin where the ring does, with rows of the same width
   }
 }
-template <int TILES, class L> inline void smelt_few(int lane, i64 rows, const L *a, i64 row, const ui16 *b, i64 line,
-    i64 count, f32 *acc, i64 width, i64 columns) {
-  if (rows <= 8) smelt_few_rows<1, TILES>(lane, rows, a, row, b, line, count, acc, width, columns);
-  else if (rows <= 16) smelt_few_rows<2, TILES>(lane, rows, a, row, b, line, count, acc, width, columns);
-  else smelt_few_rows<4, TILES>(lane, rows, a, row, b, line, count, acc, width, columns);
+template <int TILES, int BYTES, class L> inline void smelt_few(int lane, char *ring, i64 rows, const L *a, i64 row,
+    const ui16 *b, i64 line, i64 count, f32 *acc, i64 width, i64 columns) {
+  if (rows <= 8) smelt_few_rows<1, TILES, BYTES>(lane, ring, rows, a, row, b, line, count, acc, width, columns);
+  else if (rows <= 16) smelt_few_rows<2, TILES, BYTES>(lane, ring, rows, a, row, b, line, count, acc, width, columns);
+  else smelt_few_rows<4, TILES, BYTES>(lane, ring, rows, a, row, b, line, count, acc, width, columns);
 }
 """
 TILE = """\
@@ -363,8 +386,9 @@ def tile_call(form: Form, columns: int, stages: int) -> str:
     return f"smelt_tile<{math.storage(form.left)}, {columns}, {stages}>"
 
 
-def few_call(form: Form, columns: int) -> str:
-    return f"smelt_few<{columns // 16}, {math.storage(form.left)}>"
+def few_call(form: Form, columns: int, ring: int) -> str:
+    """The name of the function that multiplies up to 32 rows by this number of columns, with a ring of these bytes."""
+    return f"smelt_few<{columns // 16}, {ring}, {math.storage(form.left)}>"
 
 
 def tensor_kernels(text: str) -> str:

@@ -44,7 +44,7 @@ from smelt.kernel.loops.grammar import (
     used_variables,
     walk_statements,
 )
-from smelt.kernel.loops.tensor_tile import TENSOR, count_stages, shares_memory, stage_bytes, tile_columns
+from smelt.kernel.loops.tensor_tile import FEW_TENSOR, TENSOR, ring_bytes, shares_memory
 from smelt.kernel.plan.plan import Kernel
 
 Group = Literal["thread", "warp", "block"]
@@ -86,7 +86,7 @@ class Stage:
     spilled: tuple[tuple[Tile, int], ...]
     shared: int
     scratch: int
-    stages: int = 0  # of operands of tensor cores, at the beginning of shared memory; 0: there are none
+    ring: int = 0  # bytes at the beginning of shared memory for operands of tensor cores; 0: there are none
 
     @property
     def groups(self) -> int:
@@ -167,11 +167,11 @@ def _stage(part: _Part, saved: Saved, room: int) -> Stage:
     kept = tuple((tile, at) for tile, at in saved.tiles if tile.name in named)
     outside = {tile for tile, _ in kept}
     found = [each for each in walk_statements(body) if isinstance(each, Tile) and each not in outside]
-    products = [each for each in walk_statements(body) if isinstance(each, Mma) and each.form in TENSOR]
-    stages, threads, scratch = 0, THREADS, 0
+    products = [each for each in walk_statements(body) if isinstance(each, Mma) and each.form in (*TENSOR, *FEW_TENSOR)]
+    ring, threads, scratch = 0, THREADS, 0
     spilled: tuple[tuple[Tile, int], ...] = ()
     if products:
-        stages, tiles, shared = _around(products, found, room)
+        ring, tiles, shared = _around(products, found, room)
     else:
         multiplies = _has(body, Mma | BlockMma | Transpose)
         threads, tiles, spilled, shared, scratch = _memory(group, found, multiplies)
@@ -189,7 +189,7 @@ def _stage(part: _Part, saved: Saved, room: int) -> Stage:
         spilled,
         shared,
         scratch,
-        stages,
+        ring,
     )
 
 
@@ -302,19 +302,18 @@ def _memory(
 
 
 def _around(products: Sequence[Mma], tiles: Sequence[Tile], room: int) -> tuple[int, tuple[tuple[Tile, int], ...], int]:
-    """(stages of operands of tensor cores, tiles behind them, bytes of all). One product's sums share its memory."""
-    form, columns = products[0].form, max(map(tile_columns, products))
+    """(bytes of operands of tensor cores, tiles behind them, bytes of all). One product's sums share its memory."""
     alone = len(products) == 1 and shares_memory(products[0])
     sums = products[0].acc.place.array if alone else None
     beside = [tile for tile in dict.fromkeys(tiles) if tile.name != sums]
-    stages = count_stages(form, columns, room - sum(_round_up(tile_bytes(tile)) for tile in beside))
-    at = stages * stage_bytes(form, columns)
+    left = room - sum(_round_up(tile_bytes(tile)) for tile in beside)
+    ring = max(ring_bytes(each, left) for each in products)
     placed = [(tile, 0) for tile in dict.fromkeys(tiles) if tile.name == sums]
-    at = max(at, *(_round_up(tile_bytes(tile)) for tile, _ in placed)) if placed else at
+    at = max(ring, *(_round_up(tile_bytes(tile)) for tile, _ in placed)) if placed else ring
     for tile in beside:
         placed.append((tile, at))
         at += _round_up(tile_bytes(tile))
-    return stages, tuple(placed), at
+    return ring, tuple(placed), at
 
 
 def tile_bytes(tile: Tile) -> int:

@@ -6,12 +6,13 @@ Builders choose one, `loops.simt` finds room for it, `emit.tile_mma` has the fun
 from __future__ import annotations
 
 from smelt.kernel.loops.form import FEW_BF16, FEW_F32_BF16, TENSOR_BF16, TENSOR_F32_BF16, Form
-from smelt.kernel.loops.grammar import Mma, Number
+from smelt.kernel.loops.grammar import Amount, Mma, Number
 
 TENSOR, FEW_TENSOR = (TENSOR_BF16, TENSOR_F32_BF16), (FEW_BF16, FEW_F32_BF16)
 TILE_ROWS, FEW_ROWS = 128, 32
 WIDTHS = (64, 128, 256)  # columns of a tile
-STAGES = 4  # of the ring of operands, where there is room
+STAGES, FEW_STAGES = 4, 6  # of the ring of operands, where there is room; of few rows, where two blocks have room
+WARPS, RESERVED = 8, 1 << 10  # of a block; bytes of shared memory that each block costs beside its own
 ALIGN = 1024  # bytes of a stage
 PAD = 8  # elements after each row of sums: neighbouring rows begin in other banks
 
@@ -23,9 +24,36 @@ def stage_bytes(form: Form, columns: int) -> int:
     return -(-used // ALIGN) * ALIGN
 
 
-def count_stages(form: Form, columns: int, room: int) -> int:
-    """The stages of a ring in this number of bytes."""
-    return min(STAGES, room // stage_bytes(form, columns))
+def ring_bytes(mma: Mma, room: int) -> int:
+    """The bytes for operands of a product that has this number of bytes at most."""
+    if mma.form in TENSOR:
+        each = stage_bytes(mma.form, tile_columns(mma))
+        return min(STAGES, room // each) * each
+    each = few_stage_bytes(mma.form, few_rows(mma), few_columns(mma))
+    sums = WARPS * few_rows(mma) * few_columns(mma) * 4
+    return max(min(FEW_STAGES, max(2, (room // 2 - RESERVED) // each)) * each, sums)
+
+
+def few_stage_bytes(form: Form, rows: int, columns: int) -> int:
+    """A stage of a product of few rows: each warp has 32 steps of all columns, and of 8, 16 or 32 rows."""
+    groups = next(each for each in (1, 2, 4) if rows <= 8 * each)
+    return WARPS * 64 * (columns + 8 * groups * form.left.bits // 16)
+
+
+def few_rows(mma: Mma) -> int:
+    """The most rows that a product of few rows may have."""
+    match mma.a.sizes[0]:
+        case Number(value):
+            return int(value.real)
+        case Amount(int(rows)):
+            return rows
+    return FEW_ROWS
+
+
+def few_columns(mma: Mma) -> int:
+    pitch = mma.acc.strides[0]
+    assert isinstance(pitch, Number)
+    return int(pitch.value.real)
 
 
 def tile_bytes(columns: int) -> int:
@@ -34,9 +62,7 @@ def tile_bytes(columns: int) -> int:
 
 def tile_columns(mma: Mma) -> int:
     """The columns of the tile that a product fills."""
-    pitch = mma.acc.strides[0]
-    assert isinstance(pitch, Number)
-    return int(pitch.value.real) - PAD
+    return few_columns(mma) - PAD
 
 
 def shares_memory(mma: Mma) -> bool:
