@@ -13,7 +13,7 @@
 #define __device__
 #define __shared__ static
 #define __align__(n) __attribute__((aligned(n)))
-#define __launch_bounds__(n)
+#define __launch_bounds__(...)
 #define __restrict__
 struct Index { unsigned x; };
 static Index threadIdx, blockIdx, gridDim, blockDim;

@@ -250,8 +250,14 @@ def test_argmax_and_attention_of_few_queries(emulated: EmulatedCuda, seed: int) 
     random = np.random.default_rng(seed)
     rows = random.integers(0, 50, (4, 2500)).astype(np.float32)
     rows[1, 700], rows[3] = np.nan, 7
-    q, k, v = (random.standard_normal((2, size, 16)).astype(np.float32) for size in (3, 300, 300))
-    cases: list[Any] = [(lambda x: jnp.argmax(x, 1), (rows,)), (attend, (q, k, v, random.random((1, 3, 300)) < 0.7))]
+    q, k, v = (random.standard_normal((2, size, 64)).astype(np.float32) for size in (3, 300, 300))
+    seen = random.random((1, 3, 300)) < 0.7
+    halves = [each.astype(dtype("bf16").numpy) for each in (k, v)]  # which tensor cores multiply
+    cases: list[Any] = [
+        (lambda x: jnp.argmax(x, 1), (rows,)),
+        (attend, (q[..., :16], k[..., :16], v[..., :16], seen)),
+        (lambda q, k, v, seen: attend(q, k.astype("float32"), v.astype("float32"), seen), (q, *halves, seen)),
+    ]
     programs = [parse(jax.jit(function).lower(*args).as_text()) for function, args in cases]
     for (function, args), made in zip(cases, compile_all(programs, emulated.target()), strict=True):
         assert not isinstance(made, SmeltError), made

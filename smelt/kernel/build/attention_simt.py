@@ -1,8 +1,8 @@
 """Attention of a few queries on a GPU (flash-decoding): a block of threads takes a chunk of the keys of some queries.
 
-Keys go through shared memory, so that neighbouring threads read neighbouring elements of them; a thread then has one
-query and one key. A second launch combines the chunks in order (`attention_decode.py`). More queries take the blocks of
-`attention.py`.
+bf16 keys and values go from memory to tensor cores (`KEYS_BF16`, `VALUES_BF16`). Others go through shared memory, so
+that neighbouring threads read neighbouring elements of them; a thread then has one query and one key. A second launch
+combines the chunks in order (`attention_decode.py`). More queries take the blocks of `attention.py`.
 """
 
 from __future__ import annotations
@@ -10,18 +10,34 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from smelt.dim import Size, ceildiv, minimum
-from smelt.dtype import f32, i1, i64
+from smelt.dim import Size, ceildiv, minimum, mod, product
+from smelt.dtype import bf16, f32, i1, i64
 from smelt.ir.core import Op
+from smelt.ir.layouts import letters
 from smelt.kernel.build.attention import build
 from smelt.kernel.build.attention_decode import join_chunks
 from smelt.kernel.build.attention_shape import At, Attention, AttentionSchedule, fold_here
+from smelt.kernel.build.gemm import element_place, memory_layout
 from smelt.kernel.build.sinks import Output, simt_sink
-from smelt.kernel.loops.grammar import Amount, Expr, Number, Quotient, Set, add, scale, split
-from smelt.kernel.loops.nest import Nest, flat
+from smelt.kernel.loops.form import KEYS_BF16, VALUES_BF16
+from smelt.kernel.loops.grammar import (
+    Amount,
+    Expr,
+    Mma,
+    Number,
+    Place,
+    Quotient,
+    Set,
+    Slice,
+    add,
+    scale,
+    split,
+)
+from smelt.kernel.loops.nest import Index, Nest, flat, tensor
+from smelt.kernel.loops.tensor_tile import ATTEND_ROWS
 from smelt.shape import Shape
 
-CHUNK, KEYS, FEW = 128, 32, 8  # keys of a block, keys in shared memory at a time, queries of a block
+CHUNK, KEYS, FEW = 128, 32, ATTEND_ROWS  # keys of a block, keys in shared memory at a time, queries of a block
 THREADS = 256
 
 
@@ -44,6 +60,33 @@ def _build_few(nest: Nest, attn: Attention, schedule: AttentionSchedule, here: S
     join_chunks(nest, attn, parts, kept, here, output)
 
 
+def fits_tensor_cores(nest: Nest, attn: Attention) -> bool:
+    """Whether keys and values are bf16 in memory, with 16 aligned bytes of a key or a value at a time."""
+    axes = attn.axes
+    for operand, inner, least in ((1, axes.depth, 32), (2, axes.value, 64)):
+        value = attn.op.operands[operand]
+        if tensor(value).element != bf16 or axes.size(inner) % least or not inner:
+            return False
+        _, start, _ = memory_layout(nest, attn.op, value)
+        strides = {each: letter_stride(nest, attn, operand, each) for each in letters(axes.words[operand])}
+        if strides.pop(inner) != 1 or any(mod(stride, 8) != 0 for stride in (start, *strides.values())):
+            return False
+    return True
+
+
+def letter_stride(nest: Nest, attn: Attention, operand: int, letter: str) -> Size:
+    """The distance in memory of neighbours along a letter."""
+    _, _, strides = memory_layout(nest, attn.op, attn.op.operands[operand])
+    for axis, stride in zip(attn.axes.words[operand], strides, strict=True):
+        if letter in axis:
+            return stride * product(attn.axes.sizes[each] for each in axis[axis.index(letter) + 1 :])
+    return 0
+
+
+def _sums(tile: str, sizes: tuple[Expr, Expr], pitch: int) -> Slice:
+    return Slice(Place(tile, Number(0)), sizes, (Number(pitch), Number(1)))
+
+
 @dataclass(slots=True)
 class _Chunk:
     nest: Nest
@@ -55,24 +98,87 @@ class _Chunk:
     def write(self, parts: int, place: tuple[Expr, ...], kept: tuple[Size, ...]) -> None:
         nest, attn = self.nest, self.attn
         scores = nest.tile("score", f32, self.room * CHUNK)
-        self.score(scores)
-        with nest.loop(attn.queries, "ordered", fence=True) as query:
-            first = nest.let(scale(query, CHUNK))
-            best = fold_here(
-                nest, "maximum", Number(-inf, f32), self.count, lambda j: nest.read(scores, add(first, j), f32)
-            )
-            none = nest.apply("EQ", best, Number(-inf, f32), dtype=i1)
-            safe = nest.apply("select", none, Number(0.0, f32), best, dtype=f32)
-            with nest.loop(self.count, "lane") as j:
-                less = nest.apply("subtract", nest.read(scores, add(first, j), f32), safe)
-                nest.write(scores, add(first, j), nest.apply("weight", less))
-            total = fold_here(
-                nest, "add", Number(0.0, f32), self.count, lambda j: nest.read(scores, add(first, j), f32)
-            )
-            here = flat((*place, query, Number(0)), kept)
-            nest.store(parts, here, best)
-            nest.store(parts, add(here, 1), total)
-        self.weighted_sum(scores, parts, place, kept)
+        fits = fits_tensor_cores(nest, attn)
+        if fits:
+            self.multiply_keys(scores)
+        else:
+            self.score(scores)
+        self.weigh(scores, parts, place, kept)
+        if fits:
+            self.multiply_values(scores, parts, place, kept)
+        else:
+            self.weighted_sum(scores, parts, place, kept)
+
+    def weigh(self, scores: str, parts: int, place: tuple[Expr, ...], kept: tuple[Size, ...]) -> None:
+        """Scores become weights, for all queries at once; their maxima and sums go to the parts."""
+        nest, many = self.nest, range(self.room)
+
+        def fold(function: str, start: float, query: int) -> Expr:
+            def score(j: Expr) -> Expr:
+                return nest.read(scores, add(j, query * CHUNK), f32)
+
+            return fold_here(nest, function, Number(start, f32), self.count, score)
+
+        best = [fold("maximum", -inf, query) for query in many]
+        none = [nest.apply("EQ", each, Number(-inf, f32), dtype=i1) for each in best]
+        safe = [
+            nest.apply("select", no, Number(0.0, f32), each, dtype=f32) for no, each in zip(none, best, strict=True)
+        ]
+        with nest.loop(self.count, "lane") as j:
+            for query, most in zip(many, safe, strict=True):
+                at = add(j, query * CHUNK)
+                nest.write(scores, at, nest.apply("weight", nest.apply("subtract", nest.read(scores, at, f32), most)))
+        total = [fold("add", 0.0, query) for query in many]
+        with nest.loop(self.attn.queries, "lane") as number:
+            here = flat((*place, number, Number(0)), kept)
+            for i, each in enumerate((best, total)):
+                found = each[-1]
+                for query, one in enumerate(each[:-1]):
+                    is_it = nest.apply("EQ", number, Number(query), dtype=i1)
+                    found = nest.apply("select", is_it, one, found, dtype=f32)
+                nest.store(parts, add(here, i), found)
+
+    def multiply_keys(self, scores: str) -> None:
+        """Products of all queries with all keys on tensor cores, then masks."""
+        nest, attn, axes = self.nest, self.attn, self.attn.axes
+        rows, depth = Amount(attn.queries), attn.depth
+        queries = self.load_queries()
+        a = Slice(Place(queries, Number(0)), (rows, Number(1), Amount(depth)), (Number(depth), Number(0), Number(1)))
+        keys = element_place(nest, attn.op, attn.op.operands[1], self.first_index(1, axes.depth))
+        b = Slice(keys, (Amount(depth), self.count), (Number(1), Amount(letter_stride(nest, attn, 1, axes.key))))
+        nest.emit(Mma(_sums(scores, (rows, self.count), CHUNK), a, b, KEYS_BF16))
+        if attn.numbers.softcap or attn.numbers.roles[3:]:
+            with nest.loop(attn.queries * CHUNK, "lane") as item:
+                query, j = (nest.let(each) for each in split(item, CHUNK))
+                with nest.guard(nest.less(j, self.count)):
+                    place = {**self.at, **attn.apart(query), axes.key: add(self.start, j)}
+                    nest.write(scores, item, attn.masked(nest, attn.capped(nest, nest.read(scores, item, f32)), place))
+
+    def multiply_values(self, scores: str, parts: int, place: tuple[Expr, ...], kept: tuple[Size, ...]) -> None:
+        """Weights times values on tensor cores."""
+        nest, attn, axes = self.nest, self.attn, self.attn.axes
+        rows, wide = Amount(attn.queries), attn.values
+        sums = nest.tile("sum", f32, self.room * wide)
+        a = Slice(Place(scores, Number(0)), (rows, Number(1), self.count), (Number(CHUNK), Number(0), Number(1)))
+        values = element_place(nest, attn.op, attn.op.operands[2], self.first_index(2, axes.value))
+        b = Slice(values, (self.count, Amount(wide)), (Amount(letter_stride(nest, attn, 2, axes.key)), Number(1)))
+        nest.emit(Mma(_sums(sums, (rows, Amount(wide)), wide), a, b, VALUES_BF16))
+        with nest.loop(attn.queries * wide, "lane") as item:
+            query, e = (nest.let(each) for each in split(item, wide))
+            nest.store(parts, flat((*place, query, add(e, 2)), kept), nest.read(sums, item, f32))
+
+    def first_index(self, operand: int, inner: str) -> Index:
+        """The index of the first key's first element."""
+        attn, axes = self.attn, self.attn.axes
+        return attn.index(axes.words[operand], {**self.at, axes.key: self.start, inner: Number(0)})
+
+    def load_queries(self) -> str:
+        nest, attn, depth = self.nest, self.attn, self.attn.depth
+        queries = nest.tile("query", f32, self.room * depth)
+        with nest.loop(attn.queries * depth, "lane") as item:
+            query, d = (nest.let(each) for each in split(item, depth))
+            nest.write(queries, item, attn.query(nest, {**self.at, **attn.apart(query), attn.axes.depth: d}))
+        return queries
 
     @property
     def room(self) -> int:
@@ -84,10 +190,7 @@ class _Chunk:
         nest, attn, axes = self.nest, self.attn, self.attn.axes
         depth = attn.depth
         pitch = depth + 1  # rows begin in different banks
-        queries, keys = nest.tile("query", f32, self.room * depth), nest.tile("key", f32, KEYS * pitch)
-        with nest.loop(attn.queries * depth, "lane") as item:
-            query, d = (nest.let(each) for each in split(item, depth))
-            nest.write(queries, item, attn.query(nest, {**self.at, **attn.apart(query), axes.depth: d}))
+        queries, keys = self.load_queries(), nest.tile("key", f32, KEYS * pitch)
         blocks = nest.let(Quotient(nest.let(add(self.count, KEYS - 1)), KEYS))
         with nest.loop(blocks, "ordered", fence=True) as block:
             first = nest.let(scale(block, KEYS))

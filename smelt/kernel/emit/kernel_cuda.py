@@ -16,8 +16,9 @@ from smelt.errors import UnsupportedError
 from smelt.kernel import math
 from smelt.kernel.emit.printer import Printer, apply_text
 from smelt.kernel.emit.tile_cuda import FEW, MMA, TILE, TILED
-from smelt.kernel.emit.tile_mma import few_call, tile_call
+from smelt.kernel.emit.tile_mma import attend_call, few_call, tile_call
 from smelt.kernel.loops.fold import identity
+from smelt.kernel.loops.form import KEYS_BF16
 from smelt.kernel.loops.grammar import (
     SHORT,
     BlockMma,
@@ -40,13 +41,14 @@ from smelt.kernel.loops.grammar import (
     walk_statements,
 )
 from smelt.kernel.loops.simt import THREADS, WARP, Stage, map_to_grid, reads_from, static_extent, stores_to
-from smelt.kernel.loops.tensor_tile import FEW_TENSOR, TENSOR, stage_bytes, tile_columns
+from smelt.kernel.loops.tensor_tile import ATTEND, FEW_TENSOR, TENSOR, few_columns, stage_bytes, tile_columns
 from smelt.kernel.plan.plan import Kernel
 
 FEW_ROWS, FEW_COLUMNS = 8, (16, 32, 64)  # that `smelt_few_FORM` is for
 LANE = "smelt_lane"  # a thread's number in its group
 SMALL = 1 << 31
 AT_ONCE, MANY = 4, 1 << 20  # iterations of a thread together, where a map has many elements
+RESIDENT = 3  # blocks of attention on one multiprocessor, which hide each other's waits
 STAGED = 1024  # terms of a reduction in shared memory,
 STAGED_BESIDE = 16 << 10  # beside at most this number of bytes
 
@@ -123,7 +125,8 @@ class StagePrinter(Printer):
         parameters = [f"char *const b{i}" for i in self.buffers]
         parameters += [f"const i64 s{i}" for i in range(len(self.sizes))]
         parameters.append("char *const smelt_memory")
-        head = f'extern "C" __global__ void __launch_bounds__({stage.threads}) {self.name}({", ".join(parameters)}) {{'
+        bounds = f"{stage.threads}, {RESIDENT}" if self.attends else str(stage.threads)
+        head = f'extern "C" __global__ void __launch_bounds__({bounds}) {self.name}({", ".join(parameters)}) {{'
         lane = {"thread": "0", "warp": f"(int)(threadIdx.x % {WARP})", "block": "(int)threadIdx.x"}[stage.group]
         start = [f"  const int {LANE} = {lane}; (void){LANE};", "  SMELT_RELEASE();"]
         return "\n".join([head, *start, *self.locals.values(), *lines, "}"])
@@ -145,6 +148,10 @@ class StagePrinter(Printer):
             stage.shared if stage.ring else 0,
             self.weights,
         )
+
+    @property
+    def attends(self) -> bool:
+        return any(isinstance(each, Mma) and each.form in ATTEND for each in walk_statements(self.stage.body))
 
     @property
     def weights(self) -> int | None:
@@ -386,9 +393,17 @@ class StagePrinter(Printer):
             return f"{function}({LANE}, smelt_shared, {', '.join(given)});"
         if mma.form in FEW_TENSOR:
             few = [given[i] for i in (0, 1, 3, 6, 7, 9, 10, 11, 12)]
-            assert isinstance(panel, Number)
-            function = few_call(mma.form, int(panel.value.real), self.stage.ring)
+            function = few_call(mma.form, few_columns(mma), self.stage.ring)
             return f"{function}({LANE}, smelt_shared, {', '.join(few)});"
+        if mma.form in ATTEND:
+            depth = static_extent(extent if mma.form is KEYS_BF16 else columns)
+            assert isinstance(depth, int)
+            side, order = (
+                ([self.expr(mma.b.strides[1])], (10, 11, 12)) if mma.form is KEYS_BF16 else ([], (7, 9, 10, 11))
+            )
+            ring = [] if mma.form is KEYS_BF16 else ["smelt_shared"]
+            listed = [LANE, *ring, *(given[i] for i in (0, 1, 3, 6)), *side, *(given[i] for i in order)]
+            return f"{attend_call(mma.form, depth)}({', '.join(listed)});"
         if self.alone or self.stage.group == "warp" or mma.form not in TILED:
             return f"{MMA}{name}({self.members}, {', '.join(given)});"
         products = [each for each in walk_statements(self.stage.body) if isinstance(each, Mma)]

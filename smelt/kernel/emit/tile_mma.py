@@ -3,7 +3,8 @@
 | function | rows of a block | how |
 |---|---|---|
 | `smelt_tile_FORM` | 128 | `cp.async` fills a ring of stages in shared memory; `wgmma` on sm_90, else `mma.sync` |
-| `smelt_few_FORM` | up to 32 | `cp.async` fills a ring of each thread's own; weights are the left operand of `mma.sync` |
+| `smelt_few_FORM` | up to 32 | `cp.async` fills a ring of each thread; weights are the left operand of `mma.sync` |
+| `smelt_keys`, `smelt_values` | up to 8 | attention: products with keys, which warps share, and sums of values |
 
 Which steps of K share an instruction does not change their sum, so a thread takes 8 adjacent steps of one row and of
 one column: 16 bytes of each, which are the operands of two `mma.sync`. Rows of f32 are split into three bf16 that
@@ -13,7 +14,7 @@ together have all of its bits. Device functions in front of `LOADS` have counter
 from __future__ import annotations
 
 from smelt.kernel import math
-from smelt.kernel.loops.form import Form
+from smelt.kernel.loops.form import KEYS_BF16, Form
 from smelt.kernel.loops.tensor_tile import WIDTHS
 
 INSTRUCTIONS = """\
@@ -99,7 +100,7 @@ template <> struct smelt_left<f32> {
 };
 """
 FEW = """\
-// Every thread fetches what it multiplies itself into its own words of a ring in shared memory, so no barrier is needed.
+// Every thread fetches what it multiplies itself into its own words of a ring in shared memory: no barrier is needed.
 template <int GROUPS, int TILES, int BYTES, class L> inline void smelt_few_rows(int lane, char *ring, i64 rows,
     const L *a, i64 row, const ui16 *b, i64 line, i64 count, f32 *acc, i64 width, i64 columns) {
   enum {
@@ -200,6 +201,98 @@ template <int TILES, int BYTES, class L> inline void smelt_few(int lane, char *r
   if (rows <= 8) smelt_few_rows<1, TILES, BYTES>(lane, ring, rows, a, row, b, line, count, acc, width, columns);
   else if (rows <= 16) smelt_few_rows<2, TILES, BYTES>(lane, ring, rows, a, row, b, line, count, acc, width, columns);
   else smelt_few_rows<4, TILES, BYTES>(lane, ring, rows, a, row, b, line, count, acc, width, columns);
+}
+"""
+ATTEND = """\
+// Queries [row, depth] by keys [key, depth]: a warp takes 16 keys at a time.
+template <int DEPTH> inline void smelt_keys(int lane, i64 rows, const f32 *a, i64 row, const ui16 *b, i64 key, f32 *acc,
+    i64 width, i64 columns) {
+  enum { AT_ONCE = DEPTH < 128 ? DEPTH / 32 : 4 };
+  const int warp = lane / 32, group = lane % 32 / 4, member = lane % 4;
+  for (i64 first = 16 * warp; first < columns; first += 128) {
+    f32 sum[4] = {};
+    const ui16 *from[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      const i64 at = first + 8 * h + group;
+      from[h] = b + (at < columns ? at : columns - 1) * key + 8 * member;
+    }
+#pragma unroll
+    for (int begin = 0; begin < DEPTH / 32; begin += AT_ONCE) {
+      smelt_words y[AT_ONCE][2];
+#pragma unroll
+      for (int s = 0; s < AT_ONCE; s++)
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+          if (begin + s < DEPTH / 32) y[s][h] = *(const smelt_words *)(from[h] + 32 * (begin + s));
+#pragma unroll
+      for (int s = 0; s < AT_ONCE; s++)
+        if (begin + s < DEPTH / 32) {
+          smelt_words x[3] = {};
+          if (group < rows) smelt_left<f32>::words(a + group * row + 32 * (begin + s) + 8 * member, x);
+#pragma unroll
+          for (int half = 0; half < 2; half++) {
+            const ui32 z[4] = {y[s][0].x[2 * half], y[s][1].x[2 * half],
+                               y[s][0].x[2 * half + 1], y[s][1].x[2 * half + 1]};
+#pragma unroll
+            for (int p = 0; p < 3; p++) smelt_mma_sync(sum, z, x[p].x + 2 * half);
+          }
+        }
+    }
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+      const i64 r = 2 * member + e % 2, c = first + group + e / 2 * 8;
+      if (r < rows && c < columns) acc[r * width + c] = sum[e];
+    }
+  }
+}
+// Weights [row, key] by values [key, column]. A warp has 64 columns, and every SHARES-th run of 16 keys; the sums of the
+// shares are added in order. A thread reads 8 adjacent columns of a key: column j of them belongs to instruction j.
+template <int COLUMNS> inline void smelt_values(int lane, char *ring, i64 rows, const f32 *a, i64 row, const ui16 *b,
+    i64 key, i64 count, f32 *acc, i64 width) {
+  enum { BLOCKS = COLUMNS / 64, SHARES = BLOCKS < 8 ? 8 / BLOCKS : 1 };
+  const int warp = lane / 32, group = lane % 32 / 4, member = lane % 4, share = BLOCKS < 8 ? warp / BLOCKS : 0;
+  f32 *const part = (f32 *)ring;
+  for (int block = BLOCKS < 8 ? warp % BLOCKS : warp; block < BLOCKS && share < SHARES; block += 8) {
+    f32 sum[8][4] = {};
+#pragma unroll 2
+    for (i64 first = 16 * share; first < count; first += 16 * SHARES) {
+      smelt_words y[4];
+      ui32 x[4][3];
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const i64 k = first + 2 * member + i % 2 + i / 2 * 8;
+        y[i] = k < count ? *(const smelt_words *)(b + k * key + 64 * block + 8 * group) : smelt_words{};
+        smelt_split(k < count && group < rows ? a[group * row + k] : 0.0f, x[i]);
+      }
+#pragma unroll
+      for (int j = 0; j < 8; j++) {
+        ui32 pair[2];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+          const ui32 even = y[2 * h].x[j / 2], odd = y[2 * h + 1].x[j / 2];
+          pair[h] = j % 2 ? smelt_join(even, odd) : (even & 0xffffu) | odd << 16;
+        }
+#pragma unroll
+        for (int p = 0; p < 3; p++) {
+          const ui32 z[4] = {smelt_join(x[0][p], x[1][p]), 0, smelt_join(x[2][p], x[3][p]), 0};
+          smelt_mma_sync(sum[j], z, pair);
+        }
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+#pragma unroll
+      for (int e = 0; e < 2; e++)
+        if (group < rows) part[(share * rows + group) * COLUMNS + 64 * block + 8 * (2 * member + e) + j] = sum[j][e];
+  }
+  __syncthreads();
+  for (int at = lane; at < rows * COLUMNS; at += 256) {
+    f32 total = part[at];
+#pragma unroll
+    for (int w = 1; w < SHARES; w++) total += part[w * rows * COLUMNS + at];
+    acc[at / COLUMNS * width + at % COLUMNS] = total;
+  }
 }
 """
 TILE = """\
@@ -391,10 +484,17 @@ def few_call(form: Form, columns: int, ring: int) -> str:
     return f"smelt_few<{columns // 16}, {ring}, {math.storage(form.left)}>"
 
 
+def attend_call(form: Form, size: int) -> str:
+    """The name of the function of attention for this depth, or number of columns."""
+    return f"{'smelt_keys' if form is KEYS_BF16 else 'smelt_values'}<{size}>"
+
+
 def tensor_kernels(text: str) -> str:
     """The functions that a text calls."""
-    tile, few = "smelt_tile<" in text, "smelt_few<" in text
-    if not (tile or few):
+    tile, few, attend = ("smelt_tile<" in text, "smelt_few<" in text, "smelt_values<" in text)
+    if not (tile or few or attend):
         return ""
     instructions = INSTRUCTIONS.replace("WGMMA_TEXT\n", "".join(map(_wgmma_text, WIDTHS)) if tile else "")
-    return "".join([instructions, LOADS, *([FEW] if few else []), *([PAD, TILE] if tile else [])])
+    return "".join(
+        [instructions, LOADS, *([FEW] if few else []), *([ATTEND] if attend else []), *([PAD, TILE] if tile else [])]
+    )

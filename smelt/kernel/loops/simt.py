@@ -44,13 +44,14 @@ from smelt.kernel.loops.grammar import (
     used_variables,
     walk_statements,
 )
-from smelt.kernel.loops.tensor_tile import FEW_TENSOR, TENSOR, ring_bytes, shares_memory
+from smelt.kernel.loops.tensor_tile import ATTEND, FEW_TENSOR, TENSOR, ring_bytes, shares_memory
 from smelt.kernel.plan.plan import Kernel
 
 Group = Literal["thread", "warp", "block"]
 WARP, THREADS = 32, 256
 SHARED = 48 << 10  # bytes of a block's shared memory that every device has
 MICRO_KERNEL = 15 << 10  # bytes of it that a micro-kernel of a block stages operands in
+SHARED_BY_WARPS = SHARED // 8  # bytes of tiles: with more, too few warps have room
 MANY_ROWS = 1024  # iterations that keep a GPU busy with a warp each
 SLOT = 16  # bytes of a saved variable: the largest element type
 ALIGN = 16
@@ -167,7 +168,8 @@ def _stage(part: _Part, saved: Saved, room: int) -> Stage:
     kept = tuple((tile, at) for tile, at in saved.tiles if tile.name in named)
     outside = {tile for tile, _ in kept}
     found = [each for each in walk_statements(body) if isinstance(each, Tile) and each not in outside]
-    products = [each for each in walk_statements(body) if isinstance(each, Mma) and each.form in (*TENSOR, *FEW_TENSOR)]
+    forms = (*TENSOR, *FEW_TENSOR, *ATTEND)
+    products = [each for each in walk_statements(body) if isinstance(each, Mma) and each.form in forms]
     ring, threads, scratch = 0, THREADS, 0
     spilled: tuple[tuple[Tile, int], ...] = ()
     if products:
@@ -216,7 +218,8 @@ def _place(loop: For) -> tuple[tuple[Stmt, ...], Var, Expr, Group]:
     if flat is not None:
         return (*flat, "thread")
     few = not isinstance(rows := static_extent(loop.extent), int) or rows < MANY_ROWS
-    if _has(loop.body, Mma | BlockMma) or (few and _has_long_loops(loop.body)):
+    large = sum(tile_bytes(each) for each in walk_statements(loop.body) if isinstance(each, Tile)) > SHARED_BY_WARPS
+    if _has(loop.body, Mma | BlockMma) or ((few or large) and _has_long_loops(loop.body)):
         return loop.body, loop.var, loop.extent, "block"
     shared = any(isinstance(each, Fold) and each.lanes > 1 for each in walk_statements(loop.body))
     shared = shared or any(isinstance(each, For) and each.level == "lane" for each in walk_statements(loop.body))

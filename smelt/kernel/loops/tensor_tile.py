@@ -5,11 +5,20 @@ Builders choose one, `loops.simt` finds room for it, `emit.tile_mma` has the fun
 
 from __future__ import annotations
 
-from smelt.kernel.loops.form import FEW_BF16, FEW_F32_BF16, TENSOR_BF16, TENSOR_F32_BF16, Form
+from smelt.kernel.loops.form import (
+    FEW_BF16,
+    FEW_F32_BF16,
+    KEYS_BF16,
+    TENSOR_BF16,
+    TENSOR_F32_BF16,
+    VALUES_BF16,
+    Form,
+)
 from smelt.kernel.loops.grammar import Amount, Mma, Number
 
 TENSOR, FEW_TENSOR = (TENSOR_BF16, TENSOR_F32_BF16), (FEW_BF16, FEW_F32_BF16)
-TILE_ROWS, FEW_ROWS = 128, 32
+ATTEND = KEYS_BF16, VALUES_BF16
+TILE_ROWS, FEW_ROWS, ATTEND_ROWS = 128, 32, 8
 WIDTHS = (64, 128, 256)  # columns of a tile
 STAGES, FEW_STAGES = 4, 6  # of the ring of operands, where there is room; of few rows, where two blocks have room
 WARPS, RESERVED = 8, 1 << 10  # of a block; bytes of shared memory that each block costs beside its own
@@ -29,8 +38,12 @@ def ring_bytes(mma: Mma, room: int) -> int:
     if mma.form in TENSOR:
         each = stage_bytes(mma.form, tile_columns(mma))
         return min(STAGES, room // each) * each
-    each = few_stage_bytes(mma.form, few_rows(mma), few_columns(mma))
+    if mma.form is KEYS_BF16:
+        return 0
+    if mma.form is VALUES_BF16:
+        return WARPS * min(few_rows(mma), ATTEND_ROWS) * few_columns(mma) * 4
     sums = WARPS * few_rows(mma) * few_columns(mma) * 4
+    each = few_stage_bytes(mma.form, few_rows(mma), few_columns(mma))
     return max(min(FEW_STAGES, max(2, (room // 2 - RESERVED) // each)) * each, sums)
 
 
