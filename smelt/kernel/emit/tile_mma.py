@@ -246,7 +246,7 @@ template <int DEPTH> inline void smelt_keys(int lane, i64 rows, const f32 *a, i6
     }
   }
 }
-// Weights [row, key] by values [key, column]. A warp has 64 columns, and every SHARES-th run of 16 keys; the sums of the
+// Weights [row, key] by values [key, column]. A warp has 64 columns and every SHARES-th run of 16 keys; the sums of all
 // shares are added in order. A thread reads 8 adjacent columns of a key: column j of them belongs to instruction j.
 template <int COLUMNS> inline void smelt_values(int lane, char *ring, i64 rows, const f32 *a, i64 row, const ui16 *b,
     i64 key, i64 count, f32 *acc, i64 width) {
