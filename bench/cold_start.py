@@ -131,7 +131,7 @@ def environment(folder: Path) -> dict[str, str]:
     return given | {"PYTHONPYCACHEPREFIX": str(folder / "pyc")}
 
 
-def told(script: str, arguments: Sequence[Path], given: dict[str, str]) -> Any:
+def run_script(script: str, arguments: Sequence[Path], given: dict[str, str]) -> Any:
     """What a process tells, as JSON."""
     command = [sys.executable, "-c", script, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=given)
@@ -142,11 +142,11 @@ def told(script: str, arguments: Sequence[Path], given: dict[str, str]) -> Any:
 
 def start(script: str, arguments: Sequence[Path], given: dict[str, str]) -> Start:
     before = time.time()
-    record = told(script, arguments, given)
+    record = run_script(script, arguments, given)
     return Start(record["done"] - before, record["busy"], record["peak"], record["later"])
 
 
-def bundled(model: Path, folder: Path) -> Path:
+def make_bundle(model: Path, folder: Path) -> Path:
     """The bundle of a model: the one that is in the folder if it is newer, else compiled now."""
     bundle = folder / f"{model.stem}.smelt"
     if not bundle.exists() or bundle.stat().st_mtime < model.stat().st_mtime:
@@ -155,7 +155,7 @@ def bundled(model: Path, folder: Path) -> Path:
     return bundle
 
 
-def stored_inputs(signature: Signature, sizes: dict[str, int], folder: Path) -> dict[str, list[int]]:
+def store_inputs(signature: Signature, sizes: dict[str, int], folder: Path) -> dict[str, list[int]]:
     """Ones for every input, in files: a sensible number, an index and a mask. Gives their shapes."""
     folder.mkdir(exist_ok=True)
     shapes = {port.name: port.shape.numbers(dict.fromkeys(port.shape.symbols, 1) | sizes) for port in signature.inputs}
@@ -166,8 +166,8 @@ def stored_inputs(signature: Signature, sizes: dict[str, int], folder: Path) -> 
 
 
 def measure(model: Path, signature: Signature, sizes: dict[str, int], folder: Path, rounds: int) -> dict[str, Any]:
-    bundle, inputs = bundled(model, folder), folder / f"{model.stem}-inputs"
-    shapes = stored_inputs(signature, sizes, inputs)
+    bundle, inputs = make_bundle(model, folder), folder / f"{model.stem}-inputs"
+    shapes = store_inputs(signature, sizes, inputs)
     given = environment(folder)
     runs = {
         "smelt": (SMELT, (bundle, inputs)),
@@ -181,8 +181,8 @@ def measure(model: Path, signature: Signature, sizes: dict[str, int], folder: Pa
             found = start(script, arguments, given)
             if turn:  # the first turn fills caches
                 seen[name].append(found)
-        running.append(told(LOAD, (bundle, inputs), given))
-    touched, arena = told(NEEDS, (bundle, inputs), given)
+        running.append(run_script(LOAD, (bundle, inputs), given))
+    touched, arena = run_script(NEEDS, (bundle, inputs), given)
     return {
         "inputs": shapes,
         **{name: summary(found) for name, found in seen.items()},
@@ -280,7 +280,7 @@ def main() -> None:
             model.stem: measure(model, signature, sizes, folder, chosen.rounds)
             for model, signature in signatures.items()
         }
-        imports = min(told(IMPORTS, (), environment(folder)) for _ in range(chosen.rounds))
+        imports = min(run_script(IMPORTS, (), environment(folder)) for _ in range(chosen.rounds))
     record: dict[str, Any] = {"models": models}
     record[IMPORTED] = round(1e3 * imports, 1)
     record["machine"] = {

@@ -96,8 +96,8 @@ class Twin:
     def _attention(self, layer: Any, x: Any, cache: Any, at: Any, turn: Any) -> Any:
         jnp, sizes, lax = self.jax.numpy, self.sizes, self.jax.lax
         batch, groups = x.shape[0], sizes.kv_heads
-        q = self._turned(self._times(x, layer["q"]).reshape(batch, groups, -1, sizes.head_size), turn)
-        k = self._turned(self._times(x, layer["k"]).reshape(batch, groups, 1, sizes.head_size), turn)
+        q = self._rotate(self._times(x, layer["q"]).reshape(batch, groups, -1, sizes.head_size), turn)
+        k = self._rotate(self._times(x, layer["k"]).reshape(batch, groups, 1, sizes.head_size), turn)
         v = self._times(x, layer["v"]).reshape(batch, groups, 1, sizes.head_size)
         keys, values = (
             lax.dynamic_update_slice(old, new, (0, 0, at, 0)) for old, new in zip(cache, (k, v), strict=True)
@@ -108,7 +108,7 @@ class Twin:
         y = jnp.einsum("bgrt,bgtk->bgrk", share, values)
         return self._times(y.reshape(batch, -1), layer["o"]), (keys, values)
 
-    def _turned(self, x: Any, turn: Any) -> Any:
+    def _rotate(self, x: Any, turn: Any) -> Any:
         jnp = self.jax.numpy
         first, second = jnp.split(x.astype(jnp.float32), 2, -1)
         cosine, sine = turn
@@ -153,7 +153,7 @@ def decode(where: Any, model: Any, buffers: Any, sizes: Sizes, options: argparse
     twin = Twin(buffers, sizes, options.as_filed)
     found = {}
     for batch in map(int, options.batches.split(",")):
-        seconds, executable = _timed(partial(compiled_step, model, sizes, batch, where))
+        seconds, executable = _measure(partial(compiled_step, model, sizes, batch, where))
         ours = executable.prepare(buffers)
         print(f"batch {batch}: compiled in {seconds:.1f} s", flush=True)
         found[str(batch)] = _compare(where, ours, twin, sizes, batch)
@@ -237,13 +237,13 @@ def load(where: Any, path: Path, model: Any) -> tuple[dict[str, Any], Any]:
     _forget(path)
     found["disk"] = _disk(path)
     _forget(path)
-    seconds, buffers = _timed(lambda: weights.to_device(model, where))
+    seconds, buffers = _measure(lambda: weights.to_device(model, where))
     found["cold"] = weights.nbytes / 1e9 / seconds
     found["memory"] = _disk(path)
     found["bus"] = _bus(where)
     for _, buffer in smelt.structure.leaves(buffers, lambda value: hasattr(value, "delete")):
         buffer.delete()
-    seconds, buffers = _timed(lambda: weights.to_device(model, where))
+    seconds, buffers = _measure(lambda: weights.to_device(model, where))
     found["warm"] = weights.nbytes / 1e9 / seconds
     limits = min(found["disk"], found["bus"]), min(found["memory"], found["bus"])
     rates = ", ".join(f"{name} {rate:.2f} GB/s" for name, rate in found.items())
@@ -252,7 +252,7 @@ def load(where: Any, path: Path, model: Any) -> tuple[dict[str, Any], Any]:
     return found, buffers
 
 
-def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
+def _measure(work: Callable[[], Any]) -> tuple[float, Any]:
     start = time.perf_counter()
     made = work()
     return time.perf_counter() - start, made
@@ -275,7 +275,7 @@ def _disk(path: Path, readers: int = 16, part: int = 4 << 20) -> float:
             for at in range(reader * part, size, readers * part):
                 os.preadv(file.fileno(), [targets[reader].data], at)
 
-        seconds, _ = _timed(lambda: list(pool.map(read, range(readers))))
+        seconds, _ = _measure(lambda: list(pool.map(read, range(readers))))
     return size / 1e9 / seconds
 
 
@@ -289,7 +289,7 @@ def _bus(where: Any, size: int = 256 << 20, times: int = 16) -> float:
     client.put(memory, shape, shared=True).wait().delete()
     total = 0.0
     for _ in range(times):
-        seconds, made = _timed(lambda: client.put(memory, shape, shared=True).wait())
+        seconds, made = _measure(lambda: client.put(memory, shape, shared=True).wait())
         made.delete()
         total += seconds
     if client.platform != "cpu":
@@ -318,7 +318,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = options.file or Path(folder) / "llama.safetensors"
         if not path.exists():
-            seconds, count = _timed(lambda: write_weights(path, sizes))
+            seconds, count = _measure(lambda: write_weights(path, sizes))
             print(f"write: {count / 1e9:.1f} GB in {seconds:.1f} s", flush=True)
         where = smelt.platform(options.device, "pjrt")
         model = smelt.instantiate(Llama, smelt.open(path), sizes=sizes)

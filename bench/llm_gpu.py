@@ -54,12 +54,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.out:
             options.out.write_text(json.dumps(record, indent=1) + "\n")
 
-    seconds, model = _timed(lambda: open_model(sizes, options.device, max(batches)))
+    seconds, model = _measure(lambda: open_model(sizes, options.device, max(batches)))
     record["load_s"]["smelt"] = seconds
     note(f"smelt has its weights: {seconds:.1f} s")
     twins: dict[str, RandomTwin] = {}
     for name in () if options.alone else ("as_filed", "turned"):
-        seconds, twins[name] = _timed(partial(RandomTwin, sizes, name == "as_filed"))
+        seconds, twins[name] = _measure(partial(RandomTwin, sizes, name == "as_filed"))
         record["load_s"][name] = seconds
         note(f"the twin ({name}) has its weights: {seconds:.1f} s")
     for batch in batches:
@@ -234,7 +234,7 @@ def _line(found: dict[str, Any]) -> str:
     return f"{rates}{ratio}, first token {1e3 * found['time_to_first_token_s']:.1f} ms"
 
 
-def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
+def _measure(work: Callable[[], Any]) -> tuple[float, Any]:
     start = time.perf_counter()
     made = work()
     return time.perf_counter() - start, made

@@ -48,7 +48,7 @@ def main() -> None:
     executable = engine.compile(parse(PROGRAM)).prepare({"w": weight})
     placed = engine.put(HostBuffer.of(x))
     theirs = _jaxlib(engine, executable, placed, x, weight)
-    bound = _compiled(engine, weight)
+    bound = _compile(engine, weight)
     pairs: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         "engine, buffers": (lambda: executable(placed)[0].wait(), theirs[0]),
         "engine, numpy": (lambda: executable(x)[0].numpy(), theirs[1]),
@@ -68,7 +68,7 @@ def main() -> None:
         options.json.write_text(json.dumps(record, indent=1) + "\n")
 
 
-def _compiled(engine: PjrtEngine, weight: Any) -> Any:
+def _compile(engine: PjrtEngine, weight: Any) -> Any:
     """The same product as a layer of the front end."""
 
     class Product(smelt.Model):

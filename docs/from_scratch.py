@@ -149,7 +149,7 @@ def graph(result: Tensor) -> list[Tensor]:
 # ---- 4. Fusion: which values are kept in memory, and which exist for one turn of a loop only ----
 
 
-def stored(order: list[Tensor]) -> list[Tensor]:
+def materialised_values(order: list[Tensor]) -> list[Tensor]:
     """The values that get a loop nest and a buffer of their own; all others are computed where they are used.
 
     Whatever is used twice is stored, and so is a sum that would be computed again and again because its user goes over
@@ -219,9 +219,9 @@ class Printer:
         """C for one element of a value, at these counters. A sum inside writes its own loop first."""
         if id(node) in self.buffers:
             return self.element(node, at)
-        return self.computed(node, at)
+        return self.compute(node, at)
 
-    def computed(self, node: Tensor, at: dict[str, str]) -> str:
+    def compute(self, node: Tensor, at: dict[str, str]) -> str:
         match node.kind:
             case "number":
                 return node.text
@@ -243,14 +243,14 @@ class Printer:
     def kernel(self, node: Tensor) -> None:
         """The loops over all axes of a stored value."""
         at = {name: self.open_loop(size) for name, size in node.axes.items()}
-        text = self.computed(node, at)
+        text = self.compute(node, at)
         self.line(f"{self.element(node, at)} = {text};")
         self.close_loops(len(at))
 
 
 def source(order: list[Tensor], inputs: list[Tensor], symbols: list[str]) -> tuple[str, list[Tensor]]:
     """The C function, and the values for which it needs buffers; the last of these is the result."""
-    kept = stored(order)
+    kept = materialised_values(order)
     buffers = {id(node): f"b[{place}]" for place, node in enumerate([*inputs, *kept])}
     printer = Printer(buffers, {name: place for place, name in enumerate(symbols)})
     for node in kept:
@@ -334,7 +334,7 @@ def attention(x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor) -> Tensor:
 SHAPES = {"x": "b=B, s=S, d=8", "wq": "d=8, h=4", "wk": "d=8, h=4", "wv": "d=8, o=O"}
 
 
-def expected(x: np.ndarray, wq: np.ndarray, wk: np.ndarray, wv: np.ndarray) -> np.ndarray:
+def reference(x: np.ndarray, wq: np.ndarray, wk: np.ndarray, wv: np.ndarray) -> np.ndarray:
     scores = np.exp((x @ wq) @ (x @ wk).swapaxes(1, 2))
     mixed: np.ndarray = scores / scores.sum(-1, keepdims=True) @ (x @ wv)
     return np.maximum(mixed, 0) + 1
@@ -347,7 +347,7 @@ def main() -> None:
     for b, s, o in ((2, 3, 5), (1, 7, 2)):  # the same machine code
         sizes = {"x": (b, s, 8), "wq": (8, 4), "wk": (8, 4), "wv": (8, o)}
         arrays = {name: rng.standard_normal(size).astype(np.float32) for name, size in sizes.items()}
-        error = np.abs(model(**arrays) - expected(**arrays)).max()
+        error = np.abs(model(**arrays) - reference(**arrays)).max()
         print(f"B={b} S={s} O={o}: {len(model.kept)} loops, largest difference from NumPy {error:.1e}")
     try:
         compile_model(lambda x, w: x.dot(w, "d"), x="b=B, d=8", w="f=8, g=8")

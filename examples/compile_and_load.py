@@ -49,7 +49,7 @@ def forget(path: Path) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def timed(work: Callable[[], Any]) -> tuple[float, Any]:
+def measure(work: Callable[[], Any]) -> tuple[float, Any]:
     start = time.perf_counter()
     made = work()
     return time.perf_counter() - start, made
@@ -78,8 +78,8 @@ def main() -> None:
         forget(path)
         weights = smelt.open(path)
         model = smelt.instantiate(Tower, weights, count=count)
-        compiling, first = timed(lambda: smelt.compile(model.forward, f"f32[b=4, d={WIDTH}]", platform=where))
-        loading, buffers = timed(lambda: weights.to_device(model, where))
+        compiling, first = measure(lambda: smelt.compile(model.forward, f"f32[b=4, d={WIDTH}]", platform=where))
+        loading, buffers = measure(lambda: weights.to_device(model, where))
         one = first.prepare(buffers)(x).numpy()
         print(f"compile       {compiling:.2f} s on {where}")
         print(f"load          {loading:.2f} s, {weights.nbytes / 1e6:.0f} MB")
@@ -87,7 +87,7 @@ def main() -> None:
         forget(path)
         os.environ["SMELT_CACHE_DIR"] = str(Path(folder) / "another cache")
         weights = smelt.open(path)
-        both, (second, more) = timed(
+        both, (second, more) = measure(
             lambda: smelt.compile_and_load(model.forward, weights, f"f32[b=4, d={WIDTH}]", platform=where)
         )
         print(f"at once       {both:.2f} s instead of {compiling + loading:.2f} s")

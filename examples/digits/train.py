@@ -28,7 +28,7 @@ DECAY = 0.1
 ASSETS = Path(__file__).resolve().parents[2] / "smelt" / "assets"
 
 
-def distorted(images: Array, random: np.random.Generator) -> Array:
+def distort(images: Array, random: np.random.Generator) -> Array:
     """Each image slightly moved, turned, stretched and made noisy, as if more people had written the digits."""
     count = len(images)
     grid = np.stack(np.meshgrid(np.arange(8), np.arange(8), indexing="ij"), -1).reshape(64, 2) - 3.5
@@ -85,7 +85,7 @@ def train(images: Array, labels: NDArray[np.int64]) -> list[Array]:
             order = random.permutation(len(images))
         chosen = order[(step - 1) % batches * BATCH :][:BATCH]
         rate = RATE * (1 + np.cos(np.pi * step / (EPOCHS * batches))) / 2
-        for i, gradient in enumerate(gradients(parameters, distorted(images[chosen], random), labels[chosen])):
+        for i, gradient in enumerate(gradients(parameters, distort(images[chosen], random), labels[chosen])):
             mean[i] = 0.9 * mean[i] + 0.1 * gradient
             square[i] = 0.999 * square[i] + 0.001 * gradient**2
             update = mean[i] / (1 - 0.9**step) / (np.sqrt(square[i] / (1 - 0.999**step)) + 1e-8)

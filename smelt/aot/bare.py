@@ -86,7 +86,7 @@ def _header(parts: Parts, memory: str, sizes: Sizes | None = None) -> str:
 
 def _source(parts: Parts) -> str:
     name = parts.name
-    described = describe_model(name, parts.programs, (f"{name}_weights", len(parts.weights), 0), bare=_needed(parts))
+    described = describe_model(name, parts.programs, (f"{name}_weights", len(parts.weights), 0), bare=_heap_size(parts))
     return "\n".join(
         [
             f"/* The model {name}, written by smelt compile --standalone. A program needs it and {name}.h alone.",
@@ -108,7 +108,7 @@ def _source(parts: Parts) -> str:
     )
 
 
-def _needed(parts: Parts) -> str:
+def _heap_size(parts: Parts) -> str:
     """C of the bytes that all allocations of a model take from its heap."""
     (program,) = parts.programs
     (variant,) = program.variants

@@ -133,10 +133,10 @@ class _Parser:
     def _sequence(self) -> list[int]:
         made: list[int] = []
         while self.at < len(self.pattern) and not self._peek("|") and not self._peek(")"):
-            made += self._repeated()
+            made += self._parse_repeat()
         return made
 
-    def _repeated(self) -> list[int]:
+    def _parse_repeat(self) -> list[int]:
         atom = self._atom()
         least, most = self._times()
         if most is None:
@@ -196,7 +196,7 @@ class _Parser:
             return self._brackets()
         char = self._next()
         if char == "\\":
-            return self._escaped()
+            return self._parse_escape()
         if char == ".":
             return invert([(10, 10)])
         if char in "*+?{}^$)":
@@ -210,7 +210,7 @@ class _Parser:
         both = {char.lower(), char.upper(), _FOLDED.get(char.lower(), char)}
         return join_ranges((ord(each), ord(each)) for each in both if len(each) == 1)
 
-    def _escaped(self) -> Ranges:
+    def _parse_escape(self) -> Ranges:
         char = self._next()
         if char in "pP":
             if not self._take("{"):
@@ -237,11 +237,11 @@ class _Parser:
             if self._peek("[") or self._peek("&&"):
                 raise self._refusal()
             char = self._next()
-            ranges = self._escaped() if char == "\\" else self._of_character(char)
+            ranges = self._parse_escape() if char == "\\" else self._of_character(char)
             if self._peek("-") and not self._peek("-]") and len(ranges) == 1:
                 self.at += 1
                 last = self._next()
-                high = self._escaped() if last == "\\" else self._of_character(last)
+                high = self._parse_escape() if last == "\\" else self._of_character(last)
                 ranges = ((ranges[0][0], high[-1][1]),)
             found += ranges
         return invert(found) if negated else join_ranges(found)

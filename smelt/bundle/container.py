@@ -98,7 +98,7 @@ class Container(Frozen):
         found = bytes(self.section(index))
         assert isinstance(index, int)
         if digest(found) != self.sections[index][2]:
-            raise _damaged(self.name, f"section {index} does not match its digest")
+            raise _damage(self.name, f"section {index} does not match its digest")
         return found
 
     def reader(self, index: object) -> Callable[[], bytes]:
@@ -157,7 +157,7 @@ class Container(Frozen):
         else:
             damaged = f"{self._checksum(runtime):016x}" != self.checksum
         if damaged:
-            raise _damaged(self.name, "the body does not match its checksum")
+            raise _damage(self.name, "the body does not match its checksum")
 
     def close(self) -> None:
         if self.file is not None:
@@ -202,7 +202,7 @@ def _run_parallel(work: Callable[[int, int], None], count: int, workers: int) ->
     """Call work(first, last) over ranges of 0…count, on several threads."""
     failures: list[Exception] = []
 
-    def guarded(first: int, last: int) -> None:
+    def guard(first: int, last: int) -> None:
         try:
             work(first, last)
         except Exception as error:  # raised again by the caller
@@ -210,11 +210,11 @@ def _run_parallel(work: Callable[[int, int], None], count: int, workers: int) ->
 
     each = max(-(-count // workers), 1)
     parts = [(first, min(first + each, count)) for first in range(0, count, each)]
-    threads = [threading.Thread(target=guarded, args=part) for part in parts[1:]]
+    threads = [threading.Thread(target=guard, args=part) for part in parts[1:]]
     for thread in threads:
         thread.start()
     for part in parts[:1]:
-        guarded(*part)
+        guard(*part)
     for thread in threads:
         thread.join()
     if failures:
@@ -272,11 +272,11 @@ def _parse(name: str, whole: memoryview, file: int | None, admit: Admit | None) 
         raise FileError(f"{name} is not complete", expected=f"{length} bytes", got=whole.nbytes, remedy=AGAIN)
     start = round_up(HEAD + manifest_length, alignment) if alignment in (PAGE, HUGE) else length + 1
     if manifest_length > LARGEST or start > length:
-        raise _damaged(name, "the head has impossible lengths")
+        raise _damage(name, "the head has impossible lengths")
     written = bytes(whole[HEAD : HEAD + manifest_length])
     found = digest(head[: _FRONT.size], head[_KEY], written)
     if found != seal.digest:
-        raise _damaged(name, "head and manifest do not match their digest")
+        raise _damage(name, "head and manifest do not match their digest")
     rest = whole[HEAD + manifest_length :]
     gap = start - HEAD - manifest_length
     try:
@@ -288,7 +288,7 @@ def _parse(name: str, whole: memoryview, file: int | None, admit: Admit | None) 
     return Container(name, manifest, named, seal, sections, rest, gap, file, HEAD + manifest_length)
 
 
-def _damaged(name: str, how: str) -> FileError:
+def _damage(name: str, how: str) -> FileError:
     return FileError(f"{name} is damaged", got=how, remedy=AGAIN)
 
 
@@ -380,10 +380,10 @@ def lay_out(
     """The bytes of a bundle, in order. `sign` maps the head's digest to a public key and a signature."""
     manifest = manifest | {"sections": [list(section) for section in body.sections]}
     alignment = HUGE if body.length >= HUGE else PAGE
-    length = HEAD + len(_written(manifest, 0))
+    length = HEAD + len(_to_text(manifest, 0))
     start = round_up(length, alignment)
     gap = memoryview(bytes(start - length))
-    written = _written(manifest, checksum(runtime, chain([gap], body.pieces())))
+    written = _to_text(manifest, checksum(runtime, chain([gap], body.pieces())))
     front = _FRONT.pack(MAGIC, FORMAT, alignment, start + body.length, len(written))
     key = sign("")[0] if sign else bytes(32)
     found = digest(front, key, written)
@@ -393,7 +393,7 @@ def lay_out(
     yield from body.pieces()
 
 
-def _written(manifest: dict[str, Any], checksum: int) -> bytes:
+def _to_text(manifest: dict[str, Any], checksum: int) -> bytes:
     """The manifest as text. Its length does not depend on the checksum."""
     whole = {"checksum": f"{checksum:016x}"} | manifest
     return json.dumps(whole, ensure_ascii=False, separators=(",", ":")).encode()

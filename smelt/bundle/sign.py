@@ -30,7 +30,7 @@ class Seal(Frozen):
     digest: str
 
 
-def trusted(keys: Sequence[str] | None) -> tuple[bytes, ...]:
+def trusted_keys(keys: Sequence[str] | None) -> tuple[bytes, ...]:
     """The public keys from `keys=` or the environment: 64 hexadecimal digits each, or files with them."""
     if keys is None:
         named = os.environ.get(VARIABLE)

@@ -29,10 +29,10 @@ class Accuracy:
 def accuracy(file: Path, inputs: Mapping[str, Array], ours: Mapping[str, Any]) -> list[Accuracy]:
     """Run the model with the options `ours`, its precision among them, and in f32, and compare the outputs."""
     exact, rounded = (load(file, **{**ours, "precision": each}).run(inputs) for each in ("f32", ours["precision"]))
-    return [compared(name, exact[name], rounded[name]) for name in exact]
+    return [compare(name, exact[name], rounded[name]) for name in exact]
 
 
-def compared(name: str, exact: Array, rounded: Array) -> Accuracy:
+def compare(name: str, exact: Array, rounded: Array) -> Accuracy:
     a, b = (np.asarray(each, np.float64).reshape(-1) for each in (exact, rounded))
     norms = float(np.linalg.norm(a) * np.linalg.norm(b))
     cosine = float(a @ b) / norms if norms else float(np.array_equal(a, b))

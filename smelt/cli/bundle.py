@@ -46,14 +46,14 @@ def is_bundle(file: Path) -> bool:
 # ---- inspect ----
 
 
-def described(file: Path) -> dict[str, Any]:
+def describe(file: Path) -> dict[str, Any]:
     """The description of a bundle, as a record."""
     record = bundle.describe(file)
     signature = record.pop("signature")
     return record | {"inputs": _ports(signature.inputs), "outputs": _ports(signature.outputs)}
 
 
-def print_described(record: Mapping[str, Any]) -> None:
+def print_description(record: Mapping[str, Any]) -> None:
     facts = []
     for name, value in record.items():
         if value in (None, [], {}):
@@ -71,7 +71,7 @@ def _ports(ports: Sequence[Port]) -> dict[str, str]:
 # ---- show ----
 
 
-def shown(file: Path, stage: str, generic: bool, export: bool) -> dict[str, Any]:
+def show_stage(file: Path, stage: str, generic: bool, export: bool) -> dict[str, Any]:
     """A stage of compilation as far as a bundle stores it: a record and text."""
     stored = bundle.read_stored(file)
     if stage not in STAGES:
@@ -98,7 +98,7 @@ def shown(file: Path, stage: str, generic: bool, export: bool) -> dict[str, Any]
     return {"provenance": {**stored.provenance, **stored.programs[0].provenance}, "programs": programs}
 
 
-def print_shown(record: Mapping[str, Any]) -> None:
+def print_stage(record: Mapping[str, Any]) -> None:
     for name, value in record["provenance"].items():
         print(f"// {name}: {value}")
     for program in record["programs"]:
@@ -238,7 +238,7 @@ def _try_codes(
     if program.signature.weights and codes[0].variant.bound is None:
         return record | {"compared": None, "why": "its weights are bound later"}, []
     inputs = _random(text, program, sizes)
-    outputs = _meant(text, program, codes[0].variant, inputs, sizes)
+    outputs = _reference_results(text, program, codes[0].variant, inputs, sizes)
     for each in codes:
         if each.executable is not None:
             outputs[each.code.target] = [_wide(as_array(result)) for result in each.executable(*inputs.values())]
@@ -258,7 +258,7 @@ def _try_codes(
     return record | {"compared": list(outputs)}, errors
 
 
-def _meant(
+def _reference_results(
     text: Program, program: StoredProgram, variant: Variant, inputs: Mapping[str, Array], sizes: Sequence[str]
 ) -> dict[str, list[Array]]:
     """The reference engine's results of the stored program; None if a call has too many operations."""
@@ -271,7 +271,7 @@ def _wide(array: Array) -> Array:
     return array if array.dtype.kind in "biufc" else array.astype(dtype(array.dtype).wide)
 
 
-def print_checked(record: Mapping[str, Any]) -> None:
+def print_check(record: Mapping[str, Any]) -> None:
     for program in record["programs"]:
         for fact in program["assumed"]:
             print(f"assumed (checked at run time): {fact}")

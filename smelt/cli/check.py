@@ -85,7 +85,7 @@ def _finish(models: list[Judged], report: Report | None, as_json: bool, form: st
             for error in errors:
                 print(error)
             if "targets" in record:
-                bundle.print_checked(record)
+                bundle.print_check(record)
             elif "ops" in record:
                 _show(record, verbose)
         if report is not None:

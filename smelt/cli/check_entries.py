@@ -205,7 +205,7 @@ class Candidate:
     def code(self) -> CodeType:
         return inspect.unwrap(self.function).__code__  # type: ignore[no-any-return]
 
-    def bound(self, numbers: Mapping[str, int]) -> Iterator[tuple[Callable[..., Any], tuple[Fact, ...]]]:
+    def bind(self, numbers: Mapping[str, int]) -> Iterator[tuple[Callable[..., Any], tuple[Fact, ...]]]:
         """The callables to check, with their facts: one model for each path through its constructor."""
         if self.owner is None:
             yield self.function, ()
@@ -507,7 +507,7 @@ def _find_mistakes(candidate: Candidate, variant: Mapping[str, Any], entry: Entr
         taken: list[str] = []
         ways = 0
         try:
-            for function, facts in candidate.bound(entry.numbers):
+            for function, facts in candidate.bind(entry.numbers):
                 outcome = check_symbolic(
                     function, (), facts, {**values, **variant}, candidate.symbolic_numbers, entry.several
                 )

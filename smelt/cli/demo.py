@@ -28,7 +28,7 @@ SHADES = " .:-=+*#%@"
 def demo(as_json: bool) -> None:
     assets = files("smelt") / "assets"
     with as_file(assets / "digits_cnn.onnx") as path, as_file(assets / "digits_cnn_test.npz") as data:
-        read_ms, (program, weights) = timed(lambda: read(path))
+        read_ms, (program, weights) = time_call(lambda: read(path))
         with np.load(data) as stored:
             images, labels = stored["images"], stored["labels"]
         pixels = images[:, None].astype(np.float32) / 16
@@ -59,10 +59,10 @@ def demo(as_json: bool) -> None:
 def measure(program: Program, weights: Weights, pixels: Array, labels: Array) -> dict[str, Any]:
     """Run every stage, then every engine that works on this machine."""
     stages: list[dict[str, Any]] = []
-    ms, facts = timed(lambda: verify(program))
+    ms, facts = time_call(lambda: verify(program))
     assumed = f", {len(facts)} assumed" if facts else ""
     stages.append({"stage": "verify", "ms": ms, "what": f"every shape proven for every batch size{assumed}"})
-    ms, (optimised, reports) = timed(lambda: pipeline.run(program))
+    ms, (optimised, reports) = time_call(lambda: pipeline.run(program))
     stages.append(
         {"stage": "passes", "ms": ms, "what": f"{reports[0].before} → {len(optimised.main.body.ops)} ops per call"}
     )
@@ -73,7 +73,7 @@ def measure(program: Program, weights: Weights, pixels: Array, labels: Array) ->
             stages.append({"stage": "compile", "ms": 0.0, "what": f"{engine.name}: {engine.missing()}"})
             continue
         chosen = engine.name
-        ms, model = timed(lambda: model_of(program, weights, engine=chosen))  # noqa: B023 - called at once
+        ms, model = time_call(lambda: model_of(program, weights, engine=chosen))  # noqa: B023 - called at once
         kernels = sum(use.count for use in model.kernels)
         made = {"native": f"{kernels} kernels to machine code", "pjrt": "XLA, at the first call of each size"}
         what = f"{made.get(chosen, 'interpreter')}, weights bound"
@@ -92,8 +92,8 @@ def score(model: LoadedModel, pixels: Array, labels: Array) -> tuple[dict[str, A
     (name,) = (port.name for port in model.signature.inputs)
     (output,) = (port.name for port in model.signature.outputs)
     answer = model.run({name: pixels})[output]
-    one = [timed(lambda: model.run({name: pixels[:1]}))[0] for _ in range(50)]
-    everything = [timed(lambda: model.run({name: pixels}))[0] for _ in range(5)]
+    one = [time_call(lambda: model.run({name: pixels[:1]}))[0] for _ in range(50)]
+    everything = [time_call(lambda: model.run({name: pixels}))[0] for _ in range(5)]
     correct = int((answer.argmax(1) == labels).sum())
     result = {
         "correct": correct,
@@ -121,7 +121,7 @@ def picture(console: Console, images: Array, predictions: list[int], labels: Arr
     console.print("  ".join(verdicts) + "\n")
 
 
-def timed(work: Callable[[], T]) -> tuple[float, T]:
+def time_call(work: Callable[[], T]) -> tuple[float, T]:
     start = time.perf_counter()
     result = work()
     return 1e3 * (time.perf_counter() - start), result

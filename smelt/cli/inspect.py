@@ -46,11 +46,11 @@ ASSUMED = 3  # assumptions
 
 def inspect(file: Path, sizes: list[str], static: list[str], as_json: bool, verbose: bool = False) -> None:
     if bundle.is_bundle(file):
-        said = bundle.described(file)
+        said = bundle.describe(file)
         if as_json:
             print(json.dumps(said))
         else:
-            bundle.print_described(said)
+            bundle.print_description(said)
         return
     if is_checkpoint(file):
         record = describe_language_model(file)

@@ -114,7 +114,7 @@ class OpenLoop:
     def give(self, link: _Link, number: int) -> None:
         link.send(self.message(number), self._start + self._times[number])
 
-    def lost(self, link: _Link) -> None:
+    def drop(self, link: _Link) -> None:
         self._open -= 1
         self._links.discard(link)
         if link in self._idle:
@@ -176,7 +176,7 @@ class _Link(asyncio.Protocol):
             self._loop.ready(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._loop.lost(self)
+        self._loop.drop(self)
         if self._busy:
             self._busy = False
             self._loop.count(type(exc).__name__ if exc is not None else "the connection closed")

@@ -156,10 +156,10 @@ def serve(engines: dict[str, Open]) -> None:
     gc.disable()
     for line in sys.stdin:
         request = json.loads(line)
-        _reply(replies, {"ms": timed(call, request["seconds"], request["least"])})
+        _reply(replies, {"ms": time_calls(call, request["seconds"], request["least"])})
 
 
-def timed(call: Call, seconds: float, least: int) -> list[float]:
+def time_calls(call: Call, seconds: float, least: int) -> list[float]:
     """Milliseconds of each call during `seconds`, at least `least` calls, after a warm-up of a tenth of the time."""
     clock = time.perf_counter
     start = clock()
@@ -177,10 +177,10 @@ def timed(call: Call, seconds: float, least: int) -> list[float]:
 
 def _inputs(job: Job) -> Arrays:
     with np.load(job["inputs"]) as file:
-        return {name: _typed(file[str(i)], kind) for i, (name, kind) in enumerate(job["names"].items())}
+        return {name: _restore_type(file[str(i)], kind) for i, (name, kind) in enumerate(job["names"].items())}
 
 
-def _typed(array: Any, kind: str) -> Any:
+def _restore_type(array: Any, kind: str) -> Any:
     """An array as it was before it was saved: strings as objects, narrow floats from their bits."""
     if array.dtype.kind == "U":
         return array.astype(object)

@@ -23,7 +23,7 @@ from smelt.model import read
 from smelt.passes.specialise import specialise
 from smelt.read import onnx
 from smelt.read.onnx import StaticError
-from smelt.read.onnx.declared import declared, element_types
+from smelt.read.onnx.declared import declared_signature, element_types
 from smelt.read.onnx.sample import Preflight, preflight
 from smelt.read.onnx.survey import Finding
 from smelt.run.load import SUFFIX
@@ -167,7 +167,7 @@ def read_fixed(
 
 def _shapes(file: Path, static: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
     """The shapes of inputs whose sizes are all known."""
-    ports = [port for port in declared(file).inputs if port.name not in static]
+    ports = [port for port in declared_signature(file).inputs if port.name not in static]
     known = {name for port in ports for name in port.shape.symbols}
     unknown = [name for name in sizes if name not in known]
     if unknown:

@@ -18,7 +18,7 @@ from smelt import cli
 from smelt.cli.outputs import make_folder
 from smelt.cli.sizes import parse_sizes
 from smelt.cli.tables import Column, open_console, print_table
-from smelt.cli.values import measured, read_inputs
+from smelt.cli.values import infer_symbols, read_inputs
 from smelt.dtype import Array, dtype
 from smelt.engine_api import Signature
 from smelt.errors import FileError, UnsupportedError
@@ -102,7 +102,7 @@ def _arrays(
     """The given inputs, and random numbers for the others."""
     given = read_inputs(signature, inputs)
     known = {size.rpartition("=")[0] for size in sizes}
-    told = [*sizes, *(f"{name}={n}" for name, n in measured(signature, given).items() if name not in known)]
+    told = [*sizes, *(f"{name}={n}" for name, n in infer_symbols(signature, given).items() if name not in known)]
     if given.keys() >= {port.name for port in signature.inputs}:
         return given
     if file.suffix.lower() == SUFFIX:

@@ -54,11 +54,11 @@ def show(
         raise SmeltError("unknown stage", expected=", ".join(STAGES), got=stage, remedy="--stage ir")
     if bundle.is_bundle(file):
         parse_static(file, static)  # refuses them
-        kept = bundle.shown(file, stage, generic, export)
+        kept = bundle.show_stage(file, stage, generic, export)
         if as_json:
             print(json.dumps({"model": str(file), "stage": stage, **kept}))
         else:
-            bundle.print_shown(kept)
+            bundle.print_stage(kept)
         return
     program, _ = read_given(file, static, sizes)
     if stage in ("ir", "passes"):

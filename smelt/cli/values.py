@@ -93,7 +93,7 @@ def _parse(text: str, port: Port, shown: str) -> Array:
 # ---- sizes from given arrays ----
 
 
-def measured(signature: Signature, given: dict[str, Array]) -> dict[str, int]:
+def infer_symbols(signature: Signature, given: dict[str, Array]) -> dict[str, int]:
     """The values of symbols that the given inputs determine."""
     symbols: dict[str, int] = {}
     for port in signature.inputs:

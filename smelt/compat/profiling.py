@@ -51,7 +51,7 @@ class Trace:
         return outputs
 
     @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
+    def span(self, name: str) -> Iterator[None]:
         begin = self._now()
         try:
             yield

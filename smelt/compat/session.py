@@ -99,7 +99,7 @@ class InferenceSession:
         if self._options.intra_op_num_threads > 0 and self._device == "cpu":
             find_device(self._device).set_threads(self._options.intra_op_num_threads)
         self._trace = Trace.begin(self._options.profile_file_prefix) if self._options.enable_profiling else None
-        with self._timed("model_loading_uri"):
+        with self._span("model_loading_uri"):
             self._model = self._load()
         if self._trace is not None and self._model.engine == "native" and not self._model.shaped:
             self._trace.instrument(*read(self._path))
@@ -184,7 +184,7 @@ class InferenceSession:
             )
         cancel = None if run_options is None else run_options._cancel
         inputs = {name: each._value if isinstance(each, OrtValue) else each for name, each in feed.items()}
-        with self._timed("model_run"):
+        with self._span("model_run"):
             ports = self._model.signature
             plain = inputs.keys() <= {port.name for port in ports.inputs}  # defaults stay as they are
             if self._trace is not None and self._trace.is_instrumented and plain:
@@ -258,10 +258,10 @@ class InferenceSession:
     def disable_fallback(self) -> None:
         """A failing call is never tried on another provider: both are no-ops."""
 
-    def _timed(self, name: str) -> Any:
+    def _span(self, name: str) -> Any:
         from contextlib import nullcontext
 
-        return nullcontext() if self._trace is None else self._trace.timed(name)
+        return nullcontext() if self._trace is None else self._trace.span(name)
 
     def __enter__(self) -> InferenceSession:
         return self
@@ -296,7 +296,7 @@ class IOBinding:
 
     def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
         model = self._session._model
-        _known(name, (*model.signature.inputs, *model.optional), "input")
+        _check_name(name, (*model.signature.inputs, *model.optional), "input")
         self._inputs[name] = ortvalue
 
     def bind_output(
@@ -309,7 +309,7 @@ class IOBinding:
         buffer_ptr: int | None = None,
     ) -> None:
         """Without an address the result is allocated by the device."""
-        _known(name, self._session._model.signature.outputs, "output")
+        _check_name(name, self._session._model.signature.outputs, "output")
         if buffer_ptr is None:
             self._outputs[name] = None
             return
@@ -320,7 +320,7 @@ class IOBinding:
 
     def bind_ortvalue_output(self, name: str, ortvalue: OrtValue) -> None:
         """The result is written into the value's memory."""
-        _known(name, self._session._model.signature.outputs, "output")
+        _check_name(name, self._session._model.signature.outputs, "output")
         self._outputs[name] = ortvalue
 
     def get_outputs(self) -> list[OrtValue]:
@@ -368,7 +368,7 @@ def _as_onnx(port: Port, value: Any) -> Any:
     return [dict(zip(port.keys, row, strict=True)) for row in array.tolist()] if port.keys else array
 
 
-def _known(name: str, ports: Sequence[Port], kind: str) -> None:
+def _check_name(name: str, ports: Sequence[Port], kind: str) -> None:
     if all(port.name != name for port in ports):
         known = ", ".join(port.name for port in ports)
         raise RunError(

@@ -110,7 +110,7 @@ def _weight_bytes(checkpoint: Checkpoint, precision: str) -> int:
     """With "q8" blocks stay about as large as they are stored."""
     kept = precision == "q8"
     return sum(
-        checkpoint.weights.stored(name).nbytes
+        checkpoint.weights.find(name).nbytes
         if kept and isinstance(checkpoint.formats.get(name), Block)
         else (2 if precision == "bf16" else 4) * checkpoint.elements(name)
         for name in checkpoint.weights

@@ -112,7 +112,7 @@ def encoder_weights(weights: Weights, config: EncoderConfig) -> tuple[Weights, F
                 if name is None:
                     raise FileError(f"{weights.source}: a tensor is missing", expected=names[0])
                 used.add(name)
-                found[ours.format(i=i, p=part)] = weights.stored(name)
+                found[ours.format(i=i, p=part)] = weights.find(name)
     strange = [name for name in weights if name not in used and not any(part in name for part in _IGNORED)]
     if strange:
         raise FileError(f"{weights.source}: tensors that an encoder has no use for", got=", ".join(strange[:6]))

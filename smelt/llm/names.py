@@ -166,7 +166,7 @@ def canonical(weights: Weights, config: Config, gguf: bool) -> tuple[Weights, di
             continue
         if len(present) != len(names):
             raise FileError(f"{weights.source}: some experts are missing", expected=source.names[names.index(None)])
-        stored = [weights.stored(name) for name in present]
+        stored = [weights.find(name) for name in present]
         found[ours] = _transform(stored[0], source.how, config) if len(stored) == 1 else _stack(stored, source)
         theirs[ours] = present[0]
     strange = [name for name in weights if name not in used and not any(part in name for part in _IGNORED)]
@@ -205,7 +205,7 @@ def untie(weights: Weights, config: Config) -> Config:
     names = [_present(table[ours].names[0], weights) for ours in ("embed.weight", "head.weight")]
     if not config.tied or None in names:
         return config
-    embed, head = (weights.stored(name).load() for name in names if name is not None)
+    embed, head = (weights.find(name).load() for name in names if name is not None)
     same = embed.shape == head.shape and embed.dtype == head.dtype and embed.tobytes() == head.tobytes()
     return config if same else replace(config, tied=False)
 

@@ -69,7 +69,7 @@ def _together(parts: Mapping[str, Weights], folder: Path) -> Weights:
             if name in stored:
                 got = f"{owner[name]} and {file}"
                 raise ParseError(f"{folder}: tensor {name!r} is in two files", expected="one", got=got)
-            stored[name], owner[name] = weights.stored(name), file
+            stored[name], owner[name] = weights.find(name), file
     return Weights(stored, _metadata(parts), str(folder), _config(folder))
 
 
@@ -90,7 +90,7 @@ def _shards(index: Path) -> Weights:
         missing = [name for name in inside if name not in shard]
         if missing:
             raise ParseError(f"{index}: {file} lacks tensors of the index", got=", ".join(missing[:5]))
-        stored |= {name: shard.stored(name) for name in inside}
+        stored |= {name: shard.find(name) for name in inside}
     return Weights({name: stored[name] for name in places}, _metadata(parts), str(index), _config(index.parent))
 
 
@@ -106,7 +106,7 @@ def _with_config(weights: Weights, folder: Path) -> Weights:
     config = _config(folder)
     if not config:
         return weights
-    return Weights({name: weights.stored(name) for name in weights}, weights.metadata, weights.source, config)
+    return Weights({name: weights.find(name) for name in weights}, weights.metadata, weights.source, config)
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def unpack(data: bytes, path: str) -> Exported:
     table = _Table(data, path)
     module = table.bytes(_MODULE)
     if not module.startswith(MAGIC):
-        raise table.damaged("a module that is no MLIR bytecode")
+        raise table.damage("a module that is no MLIR bytecode")
     return Exported(module, tuple(table.texts(_PLATFORMS)))
 
 
@@ -85,7 +85,7 @@ class _Table:
         self.vtable = self.at - self._number(self.at, 4, signed=True)
         self.size = self._number(self.vtable, 2)
 
-    def damaged(self, what: str) -> FileError:
+    def damage(self, what: str) -> FileError:
         return FileError(
             "this is no artifact of jax.export, or a damaged one",
             expected="what jax.export.Exported.serialize() gives",
@@ -95,7 +95,7 @@ class _Table:
 
     def _number(self, at: int, size: int, *, signed: bool = False) -> int:
         if not 0 <= at <= len(self.data) - size:
-            raise self.damaged(f"an offset of {at} in a file of {len(self.data)} bytes")
+            raise self.damage(f"an offset of {at} in a file of {len(self.data)} bytes")
         return int.from_bytes(self.data[at : at + size], "little", signed=signed)
 
     def _vector(self, at: int) -> tuple[int, int]:
@@ -110,13 +110,13 @@ class _Table:
     def _bytes(self, at: int) -> bytes:
         start, length = self._vector(at)
         if start + length > len(self.data):
-            raise self.damaged(f"{length} bytes at {start} in a file of {len(self.data)} bytes")
+            raise self.damage(f"{length} bytes at {start} in a file of {len(self.data)} bytes")
         return self.data[start : start + length]
 
     def bytes(self, slot: int) -> bytes:
         at = self._field(slot)
         if at is None:
-            raise self.damaged("no module")
+            raise self.damage("no module")
         return self._bytes(at)
 
     def texts(self, slot: int) -> list[str]:
@@ -125,5 +125,5 @@ class _Table:
             return []
         start, count = self._vector(at)
         if start + 4 * count > len(self.data):
-            raise self.damaged(f"{count} names at {start} in a file of {len(self.data)} bytes")
+            raise self.damage(f"{count} names at {start} in a file of {len(self.data)} bytes")
         return [self._bytes(start + 4 * i).decode(errors="replace") for i in range(count)]

@@ -104,7 +104,7 @@ class Gate:
     """
 
     def __init__(self, keys: Sequence[str] | None = None) -> None:
-        self.keys = sign.trusted(keys)
+        self.keys = sign.trusted_keys(keys)
 
     def admit(self, name: str, head: bytes) -> None:
         """Refuse a file that none of the keys signed, by its head."""

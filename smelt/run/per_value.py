@@ -87,7 +87,7 @@ class PerValue(Closing):
 
     def __call__(self, *inputs: Array, stop: Stop | None = None) -> tuple[Array, ...]:
         """Run, and compile first where the values are new. `stop` is checked before and after a compile."""
-        given = self._named(inputs)
+        given = self._by_name(inputs)
         if stop is not None:
             stop.check()
         made = self._take(given, stop)
@@ -99,7 +99,7 @@ class PerValue(Closing):
 
     def knows(self, inputs: tuple[Array, ...]) -> bool:
         """Whether a program for such inputs is compiled."""
-        return bool(self._programs) and self._key(self._named(inputs))[0] in self._programs
+        return bool(self._programs) and self._key(self._by_name(inputs))[0] in self._programs
 
     def to_stored(self, targets: Sequence[str] = ()) -> StoredModel:
         """The programs that are compiled so far: a bundle cannot compile more."""
@@ -211,7 +211,7 @@ class PerValue(Closing):
                 if not self._evict():
                     raise
 
-    def _named(self, inputs: tuple[Array, ...]) -> dict[str, Array]:
+    def _by_name(self, inputs: tuple[Array, ...]) -> dict[str, Array]:
         names = [port.name for port in self.signature.inputs]
         if len(inputs) != len(names):
             raise RunError("wrong number of inputs", expected=names, got=len(inputs), remedy="one array per input")

@@ -84,7 +84,7 @@ def fill_batch(rows: Sequence[Array], size: int) -> tuple[Array, ...]:
     return (*filled, weights)
 
 
-def generated(source: Source, size: int, *, epoch: int = 0, start: int = 0) -> Iterator[tuple[Array, ...]]:
+def generate(source: Source, size: int, *, epoch: int = 0, start: int = 0) -> Iterator[tuple[Array, ...]]:
     """The minibatches that a function gives for an epoch, filled up; the first `start` are left out."""
     for number, rows in enumerate(source(epoch)):
         if number >= start:

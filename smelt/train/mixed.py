@@ -38,13 +38,13 @@ def mixed(loss: Callable[..., Tensor], element: str | DType = "bf16", *, scale: 
             return value
         return convert(value if scale == 1.0 else _times(1 / scale)(value))
 
-    def computed(parameters: Any, *batch: Any) -> Tensor:
+    def compute(parameters: Any, *batch: Any) -> Tensor:
         weights = map_leaves(parameters, _is_tensor, parameter, tied=False)
         inputs = (map_leaves(each, _is_tensor, convert, tied=False) for each in batch)
         value = loss(weights, *inputs).to(f32)
         return value if scale == 1.0 else _times(scale)(value)
 
-    return computed
+    return compute
 
 
 def _times(factor: float) -> Callable[[Tensor], Tensor]:

@@ -45,7 +45,7 @@ def find_nan(program: Program, names: Sequence[str], arrays: Sequence[Array]) ->
     made = dict(zip(values, run(plain.replace(watched), list(arrays)), strict=True))
     for op in makers:
         bad = next((text for value in op.results if value in made and (text := _describe(made[value]))), "")
-        if bad and op.name != "stablehlo.constant" and not any(_describe(_known(made, x)) for x in op.operands):
+        if bad and op.name != "stablehlo.constant" and not any(_describe(_value_of(made, x)) for x in op.operands):
             return Culprit(_name(op), op.location, bad)
     return None
 
@@ -54,7 +54,7 @@ def _is_float(value: Value) -> bool:
     return isinstance(value.type, Shape) and isinstance(value.type.dtype, DType) and value.type.dtype.kind == "float"
 
 
-def _known(made: dict[Value, Any], value: Value) -> Array:
+def _value_of(made: dict[Value, Any], value: Value) -> Array:
     return np.asarray(made.get(value, 0.0))
 
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from smelt.dtype import Array
 from smelt.errors import ShapeError
 from smelt.train.curves import Curve, draw_curves
-from smelt.train.data import Data, batches, generated, open_data, prefetch
+from smelt.train.data import Data, batches, generate, open_data, prefetch
 from smelt.train.events import EventFile
 from smelt.train.progress import ProgressBar
 
@@ -127,7 +127,7 @@ class Run:
     def _batches(self, opened: Any) -> Iterator[tuple[Array, ...]]:
         size, at = self.options.batch, {"epoch": self.trainer.progress.epoch, "start": self.trainer.progress.taken}
         if callable(opened):
-            return generated(opened, size, **at)
+            return generate(opened, size, **at)
         return batches(opened, size, seed=self.options.seed, **at)
 
     def _judge(self, mean: float, events: EventFile | None) -> None:

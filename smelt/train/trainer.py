@@ -113,11 +113,11 @@ class Trainer:
 
             factor = find_scale(state["optimiser"])
 
-            def scaled(flat: Any) -> tuple[Tensor, Tensor]:
+            def scale_and_keep(flat: Any) -> tuple[Tensor, Tensor]:
                 value = of(flat)
                 return value if factor is None else value * factor.to(value.dtype), value
 
-            (_, value), slopes = value_and_grad(scaled, aux=True)(state["parameters"])
+            (_, value), slopes = value_and_grad(scale_and_keep, aux=True)(state["parameters"])
             refuse_dead_paths(value, state["parameters"], slopes)
             moved, after = optimiser.update(slopes, state["optimiser"], state["parameters"])
             return value, {"parameters": moved, "optimiser": after}
@@ -196,7 +196,7 @@ class Trainer:
 
     def _as_given(self, held: Mapping[str, Any]) -> Any:
         flat = {path: tensor(_array(value).copy()) for path, value in held.items()}
-        return self._rebuild({path: _named(value, self._names.get(path, None)) for path, value in flat.items()})
+        return self._rebuild({path: _name_axes(value, self._names.get(path, None)) for path, value in flat.items()})
 
     def _rebuild(self, flat: dict[str, Any]) -> Any:
         rest = iter(flat.values())
@@ -319,5 +319,5 @@ def _array(value: Any) -> Array:
     return value if isinstance(value, np.ndarray) else np.asarray(value.numpy())
 
 
-def _named(value: Tensor, names: tuple[str, ...] | None) -> Tensor:
+def _name_axes(value: Tensor, names: tuple[str, ...] | None) -> Tensor:
     return value if names is None else value.named(*names)

@@ -72,7 +72,7 @@ def sample(path: Path) -> None:
 def look(file: Gguf) -> None:
     """Everything that a file holds."""
     for name in file.packed:
-        assert file.packed[name].numpy().nbytes == file.packed.stored(name).nbytes
+        assert file.packed[name].numpy().nbytes == file.packed.find(name).nbytes
         assert file.dense[name].numpy().shape == file.dense.shape(name).numbers()
 
 

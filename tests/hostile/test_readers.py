@@ -170,7 +170,7 @@ READERS: dict[str, tuple[bytes, Callable[[Path, bytes], None]]] = {
     "onnx": (DIGITS.read_bytes()[:1500], in_file(onnx.read)),
     "pjrt": (pjrt_rest(), serialised),
     "private key": (b"0123456789abcdef" * 4, in_file(sign.signer)),
-    "public key": (b"0123456789abcdef" * 4, in_file(lambda path: sign.trusted([str(path)]))),
+    "public key": (b"0123456789abcdef" * 4, in_file(lambda path: sign.trusted_keys([str(path)]))),
     "tuned": (b'{"version": 2, "target": "a", "key": "b", "schedule": {}, "tried": [], "ratio": 1}\n' * 2,
               in_file(lambda path: Database(path.with_suffix(".db")).merge(path))),
 }  # fmt: skip

@@ -100,7 +100,7 @@ def test_what_is_no_regular_file_is_refused_at_once(reader: str, kind: str, tmp_
 
 def test_a_public_key_is_no_fifo(tmp_path: Path) -> None:
     with pytest.raises(SmeltError, match="no public key"):
-        sign.trusted([str(special(tmp_path, "FIFO"))])
+        sign.trusted_keys([str(special(tmp_path, "FIFO"))])
 
 
 def test_a_missing_file_says_so(tmp_path: Path) -> None:

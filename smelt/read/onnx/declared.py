@@ -20,7 +20,7 @@ from smelt.shape import Shape
 from smelt.weights import MappedFile
 
 
-def declared(path: str | Path, fed: Collection[str] = ()) -> Signature:
+def declared_signature(path: str | Path, fed: Collection[str] = ()) -> Signature:
     """Inputs that are not initialisers or are `fed`, and outputs, with the types that the file states."""
     graph = _graph(path)
     initialised = _initialiser_names(graph) - set(fed)

@@ -405,7 +405,7 @@ class Graph(Emit):
         """A TensorProto: small ones are known, big ones stay in the file."""
         if proto.data_type == STRING:
             return Text(self.model.reader.text(proto))
-        stored = self.model.reader.stored(proto)
+        stored = self.model.reader.open_tensor(proto)
         top = self.depth == 0 and name
         if top:
             self.model.stored[name] = stored

@@ -134,12 +134,12 @@ class _Writing:
                 return self.composite(g, op)
             empty = None if g.lanes else _empty(g, op)
             made = write_op(g, op) if empty is None else [empty]
-            return [self._checked(out, value, op) for out, value in zip(made, op.results, strict=True)]
+            return [self._check(out, value, op) for out, value in zip(made, op.results, strict=True)]
         except NoFormError as error:
             self._note(f"{op.name}: {error}", op)
             return [Out(g.unique("missing"), *_type_or_stand_in(value)) for value in op.results]
 
-    def _checked(self, out: Out, value: Value, op: Op) -> Out:
+    def _check(self, out: Out, value: Value, op: Op) -> Out:
         element, sizes = shape_of(value)
         assert out.dtype == element, f"{op.name} was written as {out.dtype}, not {element}"
         if self.graph.lanes:

@@ -18,7 +18,7 @@ from smelt.cli.inspect import inspect
 from smelt.engine.signature import signature_of
 from smelt.errors import ShapeError, SmeltError
 from smelt.model import load, read
-from smelt.read.onnx.declared import declared
+from smelt.read.onnx.declared import declared_signature
 
 onnx = pytest.importorskip("onnx")
 helper = onnx.helper
@@ -212,7 +212,7 @@ def test_dimensions_without_a_name_are_called_the_same_everywhere(tmp_path: Path
     inputs = [port("a", ["n0", None]), port("b", [None, 3]), port("k", [None])]
     nodes = [helper.make_node("Add", ["k", "k"], ["kk"]), helper.make_node("Mul", ["b", "kk"], ["y"])]
     path = saved(tmp_path / "unnamed.onnx", nodes, inputs, [port("y", [None, None])])
-    said = {each.name: str(each.shape) for each in declared(path).inputs}
+    said = {each.name: str(each.shape) for each in declared_signature(path).inputs}
     assert said == {"a": "f32[n0, n1]", "b": "f32[n2, 3]", "k": "f32[n3]"}
     program, _ = read(path, {"k": np.ones(3, np.float32)})
     made = {each.name: str(each.shape) for each in signature_of(program.main).inputs}

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import smelt
-from smelt.cli.accuracy import compared
+from smelt.cli.accuracy import compare
 from smelt.cli.main import app
 from smelt.errors import UnsupportedError
 
@@ -47,8 +47,8 @@ def test_a_bundle_keeps_its_precision(precision: str, tmp_path: Path) -> None:
 
 def test_the_cosine_of_outputs_without_numbers() -> None:
     nothing = np.zeros(0, np.float32)
-    assert compared("y", nothing, nothing).cosine == 1
-    assert compared("y", np.zeros(3), np.ones(3)).cosine == 0
+    assert compare("y", nothing, nothing).cosine == 1
+    assert compare("y", np.zeros(3), np.ones(3)).cosine == 0
 
 
 def test_f16_is_refused() -> None:

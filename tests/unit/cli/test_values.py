@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from smelt.cli.pictures import as_input, read_picture, resize
-from smelt.cli.values import measured, read_inputs
+from smelt.cli.values import infer_symbols, read_inputs
 from smelt.engine.sample import default_sizes
 from smelt.engine_api import Port, Signature
 from smelt.errors import FileError, ShapeError, SmeltError
@@ -46,7 +46,7 @@ def test_values_on_the_command_line() -> None:
     assert given["ids"].tolist() == [[1, 2, 3]]
     assert given["sr"].shape == ()
     assert "image" not in given
-    assert measured(SIGNATURE, given) == {"B": 1, "T": 3}
+    assert infer_symbols(SIGNATURE, given) == {"B": 1, "T": 3}
 
 
 def test_a_list_gets_the_axes_that_are_missing_in_front() -> None:
@@ -113,7 +113,7 @@ def test_a_damaged_picture_is_refused(tmp_path: Path) -> None:
 
 def test_too_few_axes_are_reported() -> None:
     with pytest.raises(ShapeError, match="'ids' does not fit"):
-        measured(SIGNATURE, {"ids": np.zeros((1, 2, 3), np.int64)})
+        infer_symbols(SIGNATURE, {"ids": np.zeros((1, 2, 3), np.int64)})
 
 
 def test_dynamic_pictures_are_not_one_pixel() -> None:

@@ -384,7 +384,7 @@ def test_a_stage_raises_what_a_read_raised(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(pjrt, "PART", 1 << 10)
     path = tmp_path / "x.safetensors"
     write(path, {"x": np.ones(2 << 10, np.uint8)})
-    stored = smelt.open(path).stored("x")
+    stored = smelt.open(path).find("x")
     with path.open("r+b") as file:
         file.truncate(100)
     with pjrt.Stage(CopyingClient(), stored.nbytes) as stage, pytest.raises(FileError, match="ends early"):

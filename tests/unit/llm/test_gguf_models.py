@@ -95,7 +95,7 @@ def test_blocks_stay_blocks_in_memory(name: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_gguf(path, Case(name, config, shapes, case.tokens, case.logits, [], []), name)
     found = open_checkpoint(path)
-    stored = sum(found.weights.stored(each).nbytes for each in found.weights)
+    stored = sum(found.weights.find(each).nbytes for each in found.weights)
     with smelt.llm.load(path, engine="native") as model, smelt.llm.load(path, precision="f32") as exact:
         rounded, want = model.logits(case.tokens), exact.logits(case.tokens)
         assert not np.array_equal(rounded, want)

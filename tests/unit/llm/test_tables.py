@@ -216,9 +216,9 @@ def test_fields_by_kind() -> None:
     fields = Fields({"a": 3, "b": None, "c": 1.5, "d": "", "e": {}, "f": MAX_SIZE}, "x", frozenset({"c"}))
     assert ("a" in fields, "b" in fields, "z" in fields) == (True, False, False)
     assert (fields.any("b", 4), fields.size("f"), fields.maybe("c"), fields.maybe("b")) == (4, MAX_SIZE, 1.5, None)
-    assert list(fields.left()) == ["a"]
+    assert list(fields.unread_fields()) == ["a"]
     assert (fields.number("a"), fields.positive("c")) == (3.0, 1.5)
-    fields.check_left()
+    fields.check_unread()
     for kind, said in ((fields.size, "nothing"), (fields.number, "nothing"), (fields.text, "nothing")):
         with pytest.raises(UnsupportedError) as caught:
             kind("b")

@@ -155,7 +155,7 @@ def test_parts_are_read_past_the_mapping(tmp_path: Path, seed: int) -> None:
     np.savez(tmp_path / "plain.npz", **expected)
     np.savez_compressed(tmp_path / "packed.npz", **expected)
     for path in (tmp_path / "model.safetensors.index.json", tmp_path / "plain.npz", tmp_path / "packed.npz"):
-        stored = smelt.open(path).stored("a.weight")
+        stored = smelt.open(path).find("a.weight")
         target = np.zeros(20, np.uint8)
         stored.read_into(target, 8)
         assert target.tobytes() == expected["a.weight"].tobytes()[8:28]
@@ -164,7 +164,7 @@ def test_parts_are_read_past_the_mapping(tmp_path: Path, seed: int) -> None:
 def test_a_file_that_shrinks_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     safetensors.write(path, {"x": np.ones(1000)})
-    stored = smelt.open(path).stored("x")
+    stored = smelt.open(path).find("x")
     with path.open("r+b") as file:
         file.truncate(1000)
     with pytest.raises(FileError, match="ends early"):

@@ -120,7 +120,7 @@ def test_nothing_is_read(tmp_path: Path) -> None:
             touched.append(name)
             return original(self, name)
 
-    watched = Watched({name: stored.stored(name) for name in stored})
+    watched = Watched({name: stored.find(name) for name in stored})
     smelt.instantiate(Net, watched, heads=1)
     assert not touched
 

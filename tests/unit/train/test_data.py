@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from smelt.errors import ShapeError
-from smelt.train.data import batches, fill_batch, generated, prefetch
+from smelt.train.data import batches, fill_batch, generate, prefetch
 
 
 @pytest.mark.parametrize(("count", "size"), [(10, 3), (9, 3), (1, 4), (4, 4), (5, 1)])
@@ -70,10 +70,10 @@ def test_generated_batches_are_filled_up_and_resume() -> None:
     def source(epoch: int) -> list[list[np.ndarray]]:
         return [[np.full(count, epoch)] for count in (2, 2, 1)]
 
-    found = list(generated(source, 2, epoch=7))
+    found = list(generate(source, 2, epoch=7))
     assert [(x.tolist(), weights.tolist()) for x, weights in found] == [([7, 7], [1, 1])] * 2 + [([7, 7], [1, 0])]
-    assert [x.tolist() for x, _ in generated(source, 2)] == [[0, 0]] * 3
-    assert len(list(generated(source, 2, start=2))) == 1
+    assert [x.tolist() for x, _ in generate(source, 2)] == [[0, 0]] * 3
+    assert len(list(generate(source, 2, start=2))) == 1
 
 
 def test_prefetching_changes_nothing_and_errors_come_through() -> None:

@@ -1,6 +1,6 @@
 """ONNX tensors as arrays: element types, typed data fields, payloads in the mapped file, external files.
 
-`TensorReader.stored(proto)` returns a TensorProto as a lazy tensor: its shape, and a function that reads its data.
+`TensorReader.open_tensor(proto)` returns a TensorProto as a lazy tensor: its shape, and a function that reads its data.
 `read.onnx.graph` calls it for initialisers and tensor attributes.
 """
 
@@ -52,7 +52,7 @@ class TensorReader:
         self.payloads = payloads
         self._external: dict[str, MappedFile] = {}
 
-    def stored(self, proto: Any) -> Stored:
+    def open_tensor(self, proto: Any) -> Stored:
         """A tensor that is not text."""
         what = f"tensor {proto.name!r}"
         element = element_type(proto.data_type, f"{self.file.path} ({proto.name})")
@@ -103,7 +103,7 @@ class TensorReader:
         """The data of a tensor, read now."""
         if proto.data_type == STRING:
             return self.text(proto)
-        return self.stored(proto).load()
+        return self.open_tensor(proto).load()
 
     # -- positions of payloads --
 

@@ -124,7 +124,7 @@ def running(g: Graph, x: Value, axis: int, kind: str, start: int, exclusive: boo
     identity = g.scalar(start, x.shape.element)
     zeros: list[Size] = [0] * x.shape.rank
 
-    def moved(value: Value, by: int) -> Value:
+    def shift(value: Value, by: int) -> Value:
         low, high = list(zeros), list(zeros)
         if reverse:
             low[axis], high[axis] = -by, by
@@ -133,10 +133,10 @@ def running(g: Graph, x: Value, axis: int, kind: str, start: int, exclusive: boo
         return g.pad(value, identity, low, high)
 
     if exclusive and size:
-        x = moved(x, 1)
+        x = shift(x, 1)
     step = 1
     while step < size:
-        x = g.binary(kind, x, moved(x, step))
+        x = g.binary(kind, x, shift(x, step))
         step *= 2
     return x
 

@@ -436,16 +436,16 @@ def _pad_axis(g: Graph, x: Value, axis: int, before: int, after: int, mode: str)
 def _open_places(g: Graph, size: Size, before: int, after: int, mode: str) -> Value:
     """The same indices for a dynamic dimension, which may be smaller than the amounts."""
 
-    def cycled(value: Value, period: Value) -> Value:
+    def cycle(value: Value, period: Value) -> Value:
         rest = g.binary("remainder", value, period)
         return g.binary("remainder", g.binary("add", rest, period), period)
 
     at = g.plus(g.iota(i64, (size + before + after,), 0), -before)
     if mode == "wrap":
-        return cycled(at, g.size(size))
+        return cycle(at, g.size(size))
     last = g.size(size - 1)
     period = g.binary("maximum", g.times(last, 2), g.scalar(1, i64))
-    return g.unary("abs", g.binary("subtract", cycled(g.binary("add", at, last), period), last))
+    return g.unary("abs", g.binary("subtract", cycle(g.binary("add", at, last), period), last))
 
 
 @onnx_op("Pad", since=1)

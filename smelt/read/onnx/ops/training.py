@@ -87,11 +87,11 @@ def adam(
     rows = []
     steps = g.convert(g.reshape(T, ()), f32)
 
-    def left(base: float) -> Value:
+    def correction(base: float) -> Value:
         return g.binary("subtract", g.scalar(1, f32), g.binary("power", g.scalar(base, f32), steps))
 
     rate = g.convert(g.reshape(R, ()), f32)
-    corrected = g.binary("divide", g.binary("multiply", rate, g.unary("sqrt", left(beta))), left(alpha))
+    corrected = g.binary("divide", g.binary("multiply", rate, g.unary("sqrt", correction(beta))), correction(alpha))
     rate = g.select(g.compare(steps, g.scalar(0, f32), "GT"), corrected, rate)
     for x, gradient, v, h in _groups(inputs, 4, "Adam"):
         slope = _add_regularisation(g, x, gradient, norm_coefficient)
