@@ -343,9 +343,8 @@ class Graph:
             return x
         return self.call("Expand", x, self.vector(sizes), sizes=sizes, typed=1)
 
-    def slice(self, x: Out, starts: Sequence[int], ends: Sequence[int], steps: Sequence[int] | None = None) -> Out:
+    def slice(self, x: Out, starts: Sequence[int], ends: Sequence[int], steps: Sequence[int]) -> Out:
         """Numbers for each axis; ends may not be negative."""
-        steps = steps or [1] * x.rank
         bounds = list(zip(range(x.rank), starts, ends, steps, x.sizes, strict=True))
         kept = [each for each in bounds if each[1:4] != (0, each[4], 1)]
         if not kept:

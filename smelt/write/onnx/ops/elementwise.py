@@ -103,10 +103,17 @@ def divide(g: Graph, op: Op, x: Out, y: Out) -> Out:
 
 def _remainder(g: Graph, op: Op, x: Out, y: Out) -> Out:
     if not x.dtype.is_integer or _safe_divisor(g, op):
-        return g.call("Mod", x, y, fmod=1)
+        return _modulo(g, x, y)
     inside, zero, minus = _guard(g, x, y)
-    rest = g.call("Mod", x, inside, fmod=1)
+    rest = _modulo(g, x, inside)
     return where(g, zero, x, where(g, minus, g.like(0, x), rest) if x.dtype.kind == "int" else rest)
+
+
+def _modulo(g: Graph, x: Out, y: Out) -> Out:
+    """The remainder with the sign of x. Runtimes compute `fmod` in f64, which does not hold every 64-bit integer."""
+    if x.dtype.is_integer and x.dtype.bits == 64:
+        return g.call("Sub", x, g.call("Mul", g.call("Div", x, y), y))
+    return g.call("Mod", x, y, fmod=1)
 
 
 def _power(g: Graph, op: Op, x: Out, y: Out) -> Out:
@@ -241,10 +248,12 @@ def _tan(g: Graph, x: Out) -> Out:
 
 
 def _sinh(g: Graph, x: Out) -> Out:
-    grown = _expm1(g, x)  # sinh x = (e + e / (e + 1)) / 2 with e = exp(x) - 1
+    """sign(x) * (e + e / (e + 1)) / 2 with e = exp(|x|) - 1."""
+    grown = _expm1(g, g.call("Abs", x))
     part = g.call("Div", grown, g.call("Add", grown, g.like(1, x)))
     infinite = g.call("IsInf", grown, to=i1)
-    return g.call("Mul", where(g, infinite, grown, g.call("Add", grown, part)), g.like(0.5, x))
+    size = g.call("Mul", where(g, infinite, grown, g.call("Add", grown, part)), g.like(0.5, x))
+    return g.call("Mul", g.call("Sign", x), size)
 
 
 def _cosh(g: Graph, x: Out) -> Out:

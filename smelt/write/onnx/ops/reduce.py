@@ -41,7 +41,7 @@ def _is_identity(init: Value, name: str) -> bool:
     op = init.op
     if op is None or op.name != "stablehlo.constant":
         return False
-    return float(op.attrs["value"].array.reshape(-1)[0]) == _identity(name, init.shape.element)
+    return bool(op.attrs["value"].array.reshape(-1)[0].item() == _identity(name, init.shape.element))
 
 
 def _reduce(g: Graph, op: Op) -> Sequence[Out]:
