@@ -346,8 +346,8 @@ def _sort(g: Graph, op: Op) -> Sequence[Out]:
     before = _compare_pairs(g, op.regions[0], inputs, axis)  # [..., i, j]: whether i comes before j
     after = g.transpose(before, [*range(before.rank - 2), before.rank - 1, before.rank - 2])
     first = np.tri(size, size, -1, bool).T  # i < j
-    tied = g.call("And", g.call("Not", g.call("Or", before, after)), g.constant(first, i1))
-    leads = g.cast(g.call("Or", before, tied), i32)
+    tied = g.call("And", g.call("Equal", before, after, to=i1), g.constant(first, i1))  # LE says both of a tie
+    leads = g.cast(g.call("Or", g.call("And", before, g.call("Not", after)), tied), i32)
     rank = g.call(
         "ReduceSum",
         leads,
