@@ -4,6 +4,7 @@
     few        few rows by bf16 weights in several variants: bytes per second
     spike      a map, a reduction, GEMVs of f32: bytes per second
     overhead   the time of a call of a small program
+    overlap    a chain of GEMVs with and without dependent launch: the time, and what its graph's edges are
     models     digits.onnx and small models: the same bits as on the processor, or how far off
     networks   every ONNX file of --models: time of a call, time of its kernels, difference from the processor
     stablehlo  the StableHLO programs of --suites through the native engine on `cuda`
@@ -21,7 +22,9 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +34,7 @@ import numpy as np
 from smelt.device.gpu_program import GpuBound
 
 ROOT = Path(__file__).resolve().parents[1]
-PARTS = ("gemm", "few", "spike", "overhead", "models", "networks", "stablehlo", "onnx")
+PARTS = ("gemm", "few", "spike", "overhead", "overlap", "models", "networks", "stablehlo", "onnx")
 REPEATS = 20
 
 
@@ -170,6 +173,82 @@ def spike(options: argparse.Namespace) -> dict[str, Any]:
                 "bytes_per_second": 4 * depth * columns / timed["least"],
             }
     return found
+
+
+def overlap(options: argparse.Namespace) -> dict[str, Any]:
+    """Products of one row by square weights, one after another."""
+    from smelt.buffer import HostBuffer
+    from smelt.device import host_plan
+    from smelt.device.registry import find_device
+    from smelt.engine.native import NativeEngine
+    from smelt.ir.text import parse
+    from smelt.weights import Weights
+
+    side, count = 4096 // options.smaller, 16
+    row, square = f"tensor<1x{side}xbf16>", f"tensor<{side}x{side}xbf16>"
+    given = ", ".join(f'%w{i}: {square} {{smelt.weight = "w{i}"}}' for i in range(count))
+    lines = [
+        f"  %{i + 1} = stablehlo.dot_general %{i}, %w{i}, contracting_dims = [1] x [0] : ({row}, {square}) -> {row}"
+        for i in range(count)
+    ]
+    text = "\n".join(
+        [
+            f"func.func @main(%x: {row}, {given}) -> {row} {{",
+            f"  %0 = stablehlo.add %x, %x : {row}",
+            *lines,
+            f"  return %{count} : {row}",
+            "}",
+        ]
+    )
+    device = find_device("cuda")
+    driver: Any = device.driver  # type: ignore[attr-defined]
+    weights = Weights.of({f"w{i}": HostBuffer.of(random((side, side), "bf16")) for i in range(count)})
+    x = HostBuffer.of(random((1, side), "bf16")).to_device(_platform())
+    found: dict[str, Any] = {"bytes": 2 * count * side**2}
+    digests = set()
+    for on in (False, True):
+        host_plan.OVERLAP = on
+        made = NativeEngine(device.target()).compile(parse(text)).prepare(weights)
+        edges: Counter[str] = Counter()
+        with _count_edges(driver, edges):
+            last = [made(x)[0] for _ in range(4)][-1]
+        digests.add(last.numpy().tobytes())
+        first = driver.event()
+        for _ in range(REPEATS):
+            last = made(x)[0]
+        second = driver.event()
+        seconds = driver.seconds(first, second) / REPEATS
+        found["dependent" if on else "in order"] = {"seconds": seconds, "edges": dict(edges)}
+    host_plan.OVERLAP = False
+    return {**found, "same bits": len(digests) == 1}
+
+
+@contextmanager
+def _count_edges(driver: Any, found: Counter[str]) -> Iterator[None]:
+    """Count the kinds of edges of the graphs that are made inside."""
+    api = getattr(driver, "_cuda", None)
+    if api is None:
+        yield
+        return
+    plain = api.cuGraphInstantiate
+
+    def instantiate(graph: Any, *more: Any) -> Any:
+        *_, count = api.cuGraphGetEdges(graph)
+        _, _, _, data, _ = api.cuGraphGetEdges(graph, count)
+        found.update(str(api.CUgraphDependencyType(each.type).name) for each in data)
+        return plain(graph, *more)
+
+    api.cuGraphInstantiate = instantiate
+    try:
+        yield
+    finally:
+        api.cuGraphInstantiate = plain
+
+
+def _platform() -> Any:
+    import smelt
+
+    return smelt.platform("cuda", "native")
 
 
 def _dot(rows: int, depth: int, columns: int, element: str, repeats: int = REPEATS) -> dict[str, Any]:
@@ -445,6 +524,7 @@ RUN: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "few": few,
     "spike": spike,
     "overhead": overhead,
+    "overlap": overlap,
     "models": models,
     "networks": networks,
     "stablehlo": stablehlo,
