@@ -17,7 +17,7 @@ from smelt.kernel.emit.tile_int8 import ARM_DOT, WORDS_HEAD
 from smelt.target import TileShape
 
 LARGEST = 127  # rounded activation
-AHEAD = 4096  # bytes of records that are prefetched before they are used
+AHEAD = 8192  # bytes of records that are prefetched before they are used
 PREFIX = "smelt_block_dot_"
 
 BLOCKS_HEAD = """\
@@ -155,7 +155,7 @@ class _Text:
             lines += [f"    const smelt_vector m{v} = {self.half('minimum', v)};" for v in vectors]
         lines += [f"    SMELT_NO_UNROLL for (i64 u = 0; u < {units}; u++) {{"] if units > 1 else ["    {"]
         if rows > 1 or layout.group < RUN or len(layout.planes) > 1:
-            lines += self.prefetches(units)
+            lines += self.prefetches(units, rows)
         for group in range(RUN // layout.group):
             lines += self.group(rows, group)
         per_unit = RUN // layout.group
@@ -168,12 +168,14 @@ class _Text:
             lines += [f"  *(smelt_vector *)(tile + {COLUMNS * i + self.lanes * v}) = f{i}_{v};" for v in vectors]
         return "\n".join([*lines, "}"])
 
-    def prefetches(self, units: int) -> list[str]:
+    def prefetches(self, units: int, rows: int) -> list[str]:
         """The records after these, in equal shares. One row of simple codes needs none: its instructions are so few
-        that the processor looks far ahead itself; with more, arithmetic would wait for memory at every page."""
+        that the processor looks far ahead itself; with more, arithmetic would wait for memory at every page. Several
+        rows of activations fill the first cache, so that records then wait in the second one (locality 2)."""
         share = -(-self.layout.record // units)
         unit = f"u * {share} + " if units > 1 else ""
-        return [f"      __builtin_prefetch(w + {unit}{AHEAD + at});" for at in range(0, share, LINE)]
+        level = 3 if rows == 1 else 2
+        return [f"      __builtin_prefetch(w + {unit}{AHEAD + at}, 0, {level});" for at in range(0, share, LINE)]
 
     def codebook(self) -> list[str]:
         book = self.layout.codebook
