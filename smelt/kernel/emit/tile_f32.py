@@ -15,6 +15,8 @@ from smelt.target import TileShape
 PREFETCH_STEPS = 4  # steps between two prefetches
 LINE = 64  # bytes
 MAX_TILE_ROWS = 12  # even where registers allow more
+# Up to this number of rows memory is the limit; panels are one stream, which the processor prefetches by itself.
+STREAMED_ROWS = 4
 
 HEAD = """\
 #ifndef SMELT_FMA
@@ -240,7 +242,7 @@ def _family(shape: TileShape, vectors: int, right: Right) -> str:
         f"  const i64 lines = {max(1, lines)};  /* per {PREFETCH_STEPS} steps */",
         f"  i64 tiles = (rows + {most - 1}) / {most}, all = parts * tiles, number = part * tiles;",
         f"  i64 each = later ? {max(1, vectors * shape.lanes * PREFETCH_STEPS // line)}"
-        " : all < lines ? (lines + all - 1) / (all + !all) : 1;",
+        f" : parts <= 1 && rows <= {STREAMED_ROWS} ? 0 : all < lines ? (lines + all - 1) / (all + !all) : 1;",
         f"  const i64 steps = taps * count / {PREFETCH_STEPS} * each * {line};",
         "  for (i64 part_rows; tiles > 0; tiles--, rows -= part_rows, a += part_rows * a_row_stride) {",
         f"    const {right.type} *prefetch = later ? later : b + taps * count * b_stride + number++ % lines * steps;",

@@ -10,7 +10,7 @@ other form.
 from __future__ import annotations
 
 from smelt.frozen import Frozen
-from smelt.kernel.emit.tile_f32 import HEAD, MAX_TILE_ROWS, PREFETCH_STEPS
+from smelt.kernel.emit.tile_f32 import HEAD, MAX_TILE_ROWS, PREFETCH_STEPS, STREAMED_ROWS
 from smelt.target import TileShape
 
 LINE = 64  # bytes per cache line
@@ -149,7 +149,6 @@ class PackedForm(Frozen):
     head: str
 
 
-FEW_ROWS = 4  # up to here memory is the limit: the processor foresees one stream of panels best by itself
 INT8 = PackedForm("smelt_mma_int8", 4, "ui8", "i8", "i32", "smelt_words", INT8_HEAD)
 ARGUMENTS = "a, a_row_stride, a_tap_stride, b, b_stride, taps, count, tile, accumulate"
 
@@ -193,7 +192,8 @@ def _family(form: PackedForm, shape: TileShape, vectors: int) -> str:
         *(_rows_text(form, f"{name}_{rows}", rows, shape, vectors) for rows in range(1, most + 1)),
         f"static void {name}(i64 rows, {_signature(form)}, i64 accumulate, i64 part, i64 parts) {{",
         f"  const i64 lines = {lines}, all = (count + {k_pack - 1}) / {k_pack};  /* per {PREFETCH_STEPS} words */",
-        f"  const i64 each = rows <= {FEW_ROWS} ? 0 : parts < lines ? (lines + parts - 1) / (parts + !parts) : 1;",
+        f"  const i64 each = parts <= 1 && rows <= {STREAMED_ROWS} ? 0"
+        " : parts < lines ? (lines + parts - 1) / (parts + !parts) : 1;",
         f"  const {form.right} *prefetch = {prefetch};",
         "  for (i64 part_rows; rows > 0;"
         f" rows -= part_rows, a += part_rows * a_row_stride, tile += part_rows * {shape.columns}) {{",
