@@ -29,7 +29,7 @@ from smelt.engine.compile import emit_source, lower, plan_lowered
 from smelt.engine.signature import signature_of
 from smelt.errors import SmeltError
 from smelt.ir.core import Program
-from smelt.kernel.tune.schedules import untuned
+from smelt.kernel.tune.schedules import no_schedule
 from smelt.model import read
 from tests.property import models, problems
 
@@ -74,7 +74,7 @@ def digest(program: Program, target_name: str, folder: Path, known: Path | None)
     """Of the machine code of one program; what the kernel compiler refuses is named instead."""
     target = cpu.target(target_name)
     try:
-        plans = plan_lowered(lower(program, target), signature_of(program.main), target, schedules=untuned)
+        plans = plan_lowered(lower(program, target), signature_of(program.main), target, schedules=no_schedule)
     except SmeltError as error:
         return f"refused: {type(error).__name__}"
     source = emit_source([plans]).text()

@@ -37,8 +37,8 @@ from smelt.kernel.tune.schedules import (
     Schedule,
     default_schedule,
     legal_schedules,
+    no_schedule,
     schedule_text,
-    untuned,
 )
 from smelt.kernel.tune.search import Estimate, Lesson, Search, pair_ratios
 from smelt.model import read
@@ -174,7 +174,7 @@ def compare_tuned(path: Path, database: Database, seconds: float) -> dict[str, A
     machine = tuned.here(bench.target)
     known: Lookup = {key: each.schedule for (where, key), each in database.read().items() if where == machine}.get
     try:
-        usual, other = bench.plain(untuned), bench.plain(known)
+        usual, other = bench.plain(no_schedule), bench.plain(known)
         samples: tuple[list[float], list[float]] = ([], [])
         begin = time.perf_counter()
         while time.perf_counter() - begin < seconds or len(samples[0]) < 16:

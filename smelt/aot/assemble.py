@@ -34,7 +34,7 @@ from smelt.engine.tuned import lookup
 from smelt.engine_api import Signature
 from smelt.errors import UnsupportedError
 from smelt.ir.core import Program
-from smelt.kernel.tune.schedules import Lookup, untuned
+from smelt.kernel.tune.schedules import Lookup, no_schedule
 from smelt.target import Target, tile_shape
 from smelt.weights import Weights
 
@@ -144,7 +144,7 @@ def choose_versions(program: Program, machine: Machine, *, small: bool) -> list[
 
 def _schedules(target: Target) -> Lookup:
     """The tuned schedules of this machine for processors of its kind, the default ones for others."""
-    return lookup(target) if target.name == platform.machine() else untuned
+    return lookup(target) if target.name == platform.machine() else no_schedule
 
 
 def make_main(plan: ProgramPlan, name: str) -> Entry:

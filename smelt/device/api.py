@@ -106,7 +106,7 @@ class Device(ABC):
         """The function that an entry describes, after what the code states about itself was compared with it."""
 
     @abstractmethod
-    def exported(self, module: Module, name: str, count: int) -> Array:
+    def exported_array(self, module: Module, name: str, count: int) -> Array:
         """An exported array of `count` i64, as memory that the code reads and writes: time stamps, tunables."""
 
     @abstractmethod

@@ -125,7 +125,7 @@ class Cpu(Device):
             reused=dict(entry.reused),
         )
 
-    def exported(self, module: ctypes.CDLL, name: str, count: int) -> Array:
+    def exported_array(self, module: ctypes.CDLL, name: str, count: int) -> Array:
         """The caller keeps the module."""
         return np.ctypeslib.as_array((ctypes.c_longlong * count).in_dll(module, name))
 

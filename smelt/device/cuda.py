@@ -214,7 +214,7 @@ class Cuda(Device):
             raise DeviceError("the code does not match its description", expected=code, got=here, remedy=REMEDY)
         return GpuProgram(self.driver, PlanProgram(plan, module.find), entry, constants, self.lock)
 
-    def exported(self, module: Module, name: str, count: int) -> Array:
+    def exported_array(self, module: Module, name: str, count: int) -> Array:
         raise UnsupportedError("profiling and tuning kernels of a GPU", remedy='device="cpu"')
 
     def clock(self, module: Module, name: str) -> Callable[[], int]:

@@ -38,7 +38,7 @@ def version() -> str:
         status, major, minor = api.nvrtcVersion()
     except Exception as error:  # the library could not be opened: the type differs between versions
         raise DeviceError("NVRTC cannot be used", got=f"no NVRTC library: {REMEDY}") from error
-    _checked(api, (status,), "asking for the version")
+    _check(api, (status,), "asking for the version")
     return f"NVRTC {major}.{minor}"
 
 
@@ -46,7 +46,7 @@ def compile_cuda(text: str, machine: str) -> bytes:
     """The machine code of a text for a machine such as `sm_90`."""
     api = _api()
     version()
-    program = _checked(api, api.nvrtcCreateProgram(text.encode(), b"smelt.cu", 0, [], []), "reading the source")
+    program = _check(api, api.nvrtcCreateProgram(text.encode(), b"smelt.cu", 0, [], []), "reading the source")
     try:
         options = [each.encode() for each in (f"--gpu-architecture={OWN.get(machine, machine)}", *FLAGS)]
         (status,) = api.nvrtcCompileProgram(program, len(options), options)
@@ -54,18 +54,18 @@ def compile_cuda(text: str, machine: str) -> bytes:
             raise DeviceError(
                 f"NVRTC could not compile the program for {machine}", got=_log(api, program)[-2000:], remedy=REMEDY
             )
-        size = _checked(api, api.nvrtcGetCUBINSize(program), "asking for the code's size")
+        size = _check(api, api.nvrtcGetCUBINSize(program), "asking for the code's size")
         code = bytes(size)
-        _checked(api, api.nvrtcGetCUBIN(program, code), "fetching the code")
+        _check(api, api.nvrtcGetCUBIN(program, code), "fetching the code")
         return code
     finally:
         api.nvrtcDestroyProgram(program)
 
 
 def _log(api: Any, program: Any) -> str:
-    size = _checked(api, api.nvrtcGetProgramLogSize(program), "asking for the log")
+    size = _check(api, api.nvrtcGetProgramLogSize(program), "asking for the log")
     log = bytes(size)
-    _checked(api, api.nvrtcGetProgramLog(program, log), "fetching the log")
+    _check(api, api.nvrtcGetProgramLog(program, log), "fetching the log")
     return log.rstrip(b"\0").decode(errors="replace").strip()
 
 
@@ -78,7 +78,7 @@ def _api() -> Any:
     return nvrtc
 
 
-def _checked(api: Any, answer: tuple[Any, ...], what: str) -> Any:
+def _check(api: Any, answer: tuple[Any, ...], what: str) -> Any:
     status, *found = answer
     if status != api.nvrtcResult.NVRTC_SUCCESS:
         raise DeviceError(f"NVRTC: {what} failed", got=str(status), remedy=REMEDY)

@@ -42,7 +42,7 @@ def missing() -> str | None:
 def count() -> int:
     """The devices that the driver shows."""
     api = _api()
-    return int(_checked(api.cuDeviceGetCount(), "counting devices"))
+    return int(_check(api.cuDeviceGetCount(), "counting devices"))
 
 
 def _api() -> Any:
@@ -51,7 +51,7 @@ def _api() -> Any:
     return api
 
 
-def _checked(answer: tuple[Any, ...], what: str) -> Any:
+def _check(answer: tuple[Any, ...], what: str) -> Any:
     """The result of a call, or an error."""
     status, *found = answer
     name = _short(status)
@@ -86,8 +86,8 @@ class CudaDriver:
             raise DeviceError("no such CUDA device", expected=f"cuda:0 … cuda:{count() - 1}", got=f"cuda:{number}")
         self.number = number
         self._cuda = api = _api()
-        self._device = _checked(api.cuDeviceGet(number), "opening the device")
-        self._context = _checked(api.cuDevicePrimaryCtxRetain(self._device), "opening a context")
+        self._device = _check(api.cuDeviceGet(number), "opening the device")
+        self._context = _check(api.cuDevicePrimaryCtxRetain(self._device), "opening a context")
         self._local = threading.local()
         self._shared: dict[int, int] = {}  # that a function may take, by its address
         self._lock = threading.RLock()  # a buffer may be freed by the garbage collector, in the middle of a call
@@ -96,15 +96,15 @@ class CudaDriver:
         self._spared = 0  # bytes of it
         self._enter()
         flags = api.CUstream_flags.CU_STREAM_NON_BLOCKING.value
-        self._stream, self._recorder = (_checked(api.cuStreamCreate(flags), "opening a stream") for _ in range(2))
-        pool = _checked(api.cuDeviceGetDefaultMemPool(self._device), "finding the memory pool")
+        self._stream, self._recorder = (_check(api.cuStreamCreate(flags), "opening a stream") for _ in range(2))
+        pool = _check(api.cuDeviceGetDefaultMemPool(self._device), "finding the memory pool")
         keep = api.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
-        _checked(api.cuMemPoolSetAttribute(pool, keep, api.cuuint64_t((1 << 64) - 1)), "setting up the memory pool")
+        _check(api.cuMemPoolSetAttribute(pool, keep, api.cuuint64_t((1 << 64) - 1)), "setting up the memory pool")
 
     def _enter(self) -> None:
         """Make the context this thread's own."""
         if not getattr(self._local, "entered", False):
-            _checked(self._cuda.cuCtxSetCurrent(self._context), "entering the context")
+            _check(self._cuda.cuCtxSetCurrent(self._context), "entering the context")
             self._local.entered = True
 
     @property
@@ -116,12 +116,12 @@ class CudaDriver:
 
     @property
     def name(self) -> str:
-        raw: bytes = _checked(self._cuda.cuDeviceGetName(128, self._device), "asking for the name")
+        raw: bytes = _check(self._cuda.cuDeviceGetName(128, self._device), "asking for the name")
         return raw.split(b"\0")[0].decode()
 
     def attribute(self, name: str) -> int:
         wanted = getattr(self._cuda.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
-        return int(_checked(self._cuda.cuDeviceGetAttribute(wanted, self._device), "asking for an attribute"))
+        return int(_check(self._cuda.cuDeviceGetAttribute(wanted, self._device), "asking for an attribute"))
 
     @property
     def capability(self) -> tuple[int, int]:
@@ -132,19 +132,19 @@ class CudaDriver:
         """(free, all) bytes."""
         self._enter()
         status, free, total = self._cuda.cuMemGetInfo()
-        _checked((status,), "asking for the memory")
+        _check((status,), "asking for the memory")
         return int(free), int(total)
 
     # -- code --
 
     def load(self, code: bytes) -> Any:
         self._enter()
-        return _checked(self._cuda.cuModuleLoadData(code), "loading the code")
+        return _check(self._cuda.cuModuleLoadData(code), "loading the code")
 
     def function(self, module: Any, name: str) -> Any:
         self._enter()
         answer = self._cuda.cuModuleGetFunction(module, name.encode())
-        return None if _short(answer[0]) == "NOT_FOUND" else _checked(answer, "finding a kernel")
+        return None if _short(answer[0]) == "NOT_FOUND" else _check(answer, "finding a kernel")
 
     def launch(
         self,
@@ -159,16 +159,16 @@ class CudaDriver:
         self._enter()
         if shared > ALWAYS and self._shared.get(int(function), 0) < shared:
             most = self._cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            _checked(self._cuda.cuFuncSetAttribute(function, most, shared), f"{shared} bytes of shared memory")
+            _check(self._cuda.cuFuncSetAttribute(function, most, shared), f"{shared} bytes of shared memory")
             self._shared[int(function)] = shared
         values = np.array(arguments, np.int64)
         table = values.ctypes.data + 8 * np.arange(len(arguments), dtype=np.int64)
         sizes = (blocks, 1, 1, threads, 1, 1, shared)
         if overlap:
             config = self._overlapping(*sizes)
-            _checked(self._cuda.cuLaunchKernelEx(config, function, int(table.ctypes.data), 0), "a launch")
+            _check(self._cuda.cuLaunchKernelEx(config, function, int(table.ctypes.data), 0), "a launch")
         else:
-            _checked(self._cuda.cuLaunchKernel(function, *sizes, self._here, int(table.ctypes.data), 0), "a launch")
+            _check(self._cuda.cuLaunchKernel(function, *sizes, self._here, int(table.ctypes.data), 0), "a launch")
 
     def _overlapping(self, *sizes: int) -> Any:
         """The configuration of a launch that may begin before the one in front of it ends."""
@@ -192,11 +192,11 @@ class CudaDriver:
         wanted = {"registers": "NUM_REGS", "spilled": "LOCAL_SIZE_BYTES", "shared": "SHARED_SIZE_BYTES"}
         found: dict[str, Any] = {
             name: int(
-                _checked(self._cuda.cuFuncGetAttribute(getattr(kinds, f"CU_FUNC_ATTRIBUTE_{each}"), function), name)
+                _check(self._cuda.cuFuncGetAttribute(getattr(kinds, f"CU_FUNC_ATTRIBUTE_{each}"), function), name)
             )
             for name, each in wanted.items()
         }
-        name = _checked(self._cuda.cuFuncGetName(function), "asking for a name")
+        name = _check(self._cuda.cuFuncGetName(function), "asking for a name")
         return {"name": name.decode() if isinstance(name, bytes) else str(name), **found}
 
     # -- memory --
@@ -214,7 +214,7 @@ class CudaDriver:
         answer = self._cuda.cuMemAllocAsync(size, self._stream)
         if _short(answer[0]) == "OUT_OF_MEMORY" and self._release():
             answer = self._cuda.cuMemAllocAsync(size, self._stream)
-        address = int(_checked(answer, f"{count} bytes"))
+        address = int(_check(answer, f"{count} bytes"))
         with self._lock:
             self._sizes[address] = size
         return address
@@ -228,7 +228,7 @@ class CudaDriver:
                 return
             del self._sizes[address]
         self._enter()
-        _checked(self._cuda.cuMemFreeAsync(address, self._stream), "freeing memory")
+        _check(self._cuda.cuMemFreeAsync(address, self._stream), "freeing memory")
 
     def _release(self) -> bool:
         """Return spare memory to the driver; whether there was some."""
@@ -239,66 +239,66 @@ class CudaDriver:
                 del self._sizes[address]
         self._enter()
         for address in found:
-            _checked(self._cuda.cuMemFreeAsync(address, self._stream), "freeing memory")
+            _check(self._cuda.cuMemFreeAsync(address, self._stream), "freeing memory")
         return bool(found)
 
     def upload(self, address: int, array: Array) -> None:
         if array.nbytes:
             self._enter()
-            _checked(self._cuda.cuMemcpyHtoDAsync(address, array.ctypes.data, array.nbytes, self._stream), "a copy")
+            _check(self._cuda.cuMemcpyHtoDAsync(address, array.ctypes.data, array.nbytes, self._stream), "a copy")
 
     def download(self, array: Array, address: int) -> None:
         self._enter()
         if array.nbytes:
-            _checked(self._cuda.cuMemcpyDtoHAsync(array.ctypes.data, address, array.nbytes, self._stream), "a copy")
+            _check(self._cuda.cuMemcpyDtoHAsync(array.ctypes.data, address, array.nbytes, self._stream), "a copy")
         self.wait()
 
     def move(self, target: int, source: int, count: int) -> None:
         self._enter()
-        _checked(self._cuda.cuMemcpyDtoDAsync(target, source, count, self._here), "a copy")
+        _check(self._cuda.cuMemcpyDtoDAsync(target, source, count, self._here), "a copy")
 
     def wait(self) -> None:
         self._enter()
-        _checked(self._cuda.cuStreamSynchronize(self._stream), "a run")
+        _check(self._cuda.cuStreamSynchronize(self._stream), "a run")
 
     # -- graphs --
 
     def record(self, work: Callable[[], None]) -> Any:
         self._enter()
         mode = self._cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-        _checked(self._cuda.cuStreamBeginCapture(self._recorder, mode), "recording a graph")
+        _check(self._cuda.cuStreamBeginCapture(self._recorder, mode), "recording a graph")
         self._local.records = True
         try:
             work()
         finally:
             self._local.records = False
             answer = self._cuda.cuStreamEndCapture(self._recorder)
-        graph = _checked(answer, "recording a graph")
-        made = _checked(self._cuda.cuGraphInstantiate(graph, 0), "making a graph")
-        _checked(self._cuda.cuGraphDestroy(graph), "making a graph")
+        graph = _check(answer, "recording a graph")
+        made = _check(self._cuda.cuGraphInstantiate(graph, 0), "making a graph")
+        _check(self._cuda.cuGraphDestroy(graph), "making a graph")
         return made
 
     def replay(self, graph: Any) -> None:
         self._enter()
-        _checked(self._cuda.cuGraphLaunch(graph, self._stream), "launching a graph")
+        _check(self._cuda.cuGraphLaunch(graph, self._stream), "launching a graph")
 
     def forget(self, graph: Any) -> None:
         self._enter()
-        _checked(self._cuda.cuGraphExecDestroy(graph), "freeing a graph")
+        _check(self._cuda.cuGraphExecDestroy(graph), "freeing a graph")
 
     # -- time --
 
     def event(self) -> Any:
         """A mark in the stream."""
         self._enter()
-        made = _checked(self._cuda.cuEventCreate(0), "making an event")
-        _checked(self._cuda.cuEventRecord(made, self._stream), "recording an event")
+        made = _check(self._cuda.cuEventCreate(0), "making an event")
+        _check(self._cuda.cuEventRecord(made, self._stream), "recording an event")
         return made
 
     def seconds(self, first: Any, second: Any) -> float:
         """The time between two marks, once both are reached."""
-        _checked(self._cuda.cuEventSynchronize(second), "waiting for an event")
-        return 1e-3 * float(_checked(self._cuda.cuEventElapsedTime(first, second), "asking for a time"))
+        _check(self._cuda.cuEventSynchronize(second), "waiting for an event")
+        return 1e-3 * float(_check(self._cuda.cuEventElapsedTime(first, second), "asking for a time"))
 
 
 @cache

@@ -268,7 +268,7 @@ class GpuBound:
 
     def _find_sized(self, values: Mapping[str, int]) -> Sized:
         try:
-            return self._program.plan.sized([values[name] for name in self._program.entry.symbols])
+            return self._program.plan.compute_sizes([values[name] for name in self._program.entry.symbols])
         except PlanError as error:
             raise self._program.entry.refuse(error.status - 1, values) from None
 
@@ -376,7 +376,7 @@ class GpuBound:
     def call_bytes(self, sizes: Mapping[str, int]) -> int:
         known = {name: self._sizes.get(name, sizes.get(name, 1)) for name in self._program.entry.symbols}
         try:
-            sized = self._program.plan.sized([known[name] for name in self._program.entry.symbols])
+            sized = self._program.plan.compute_sizes([known[name] for name in self._program.entry.symbols])
         except PlanError:
             return 0  # the call itself says why it refuses these sizes
         return sized.arena + self._result_bytes(sized)

@@ -59,7 +59,7 @@ class PlanProgram:
         runs = tuple((plain, tuple(run)) for plain, run in groupby(steps, lambda step: step["do"] in STRAIGHT))
         return runs if any(plain and len(run) > 1 for plain, run in runs) else ()
 
-    def sized(self, values: Sequence[int]) -> Sized:
+    def compute_sizes(self, values: Sequence[int]) -> Sized:
         """What a call with these symbols needs. Raises PlanError where a check of sizes fails."""
         key = tuple(values)
         found = self._known.get(key)
@@ -155,9 +155,9 @@ class Run:
     def launch_bytes(self) -> int:
         """The memory of launches, except of those in loops and branches."""
         steps = (step["launches"] for step in self.program.plan["steps"] if step["do"] == "launch")
-        return max(map(self.needed, steps), default=0)
+        return max(map(self.shared_bytes, steps), default=0)
 
-    def needed(self, launches: Sequence[Mapping[str, Any]]) -> int:
+    def shared_bytes(self, launches: Sequence[Mapping[str, Any]]) -> int:
         """Bytes that the launches of a kernel share."""
         each = (one["saved"] + one["scratch"] * one["per_block"] * self.blocks(one) for one in launches)
         return max(each, default=0)
@@ -189,7 +189,7 @@ class Run:
                 case "repeat":
                     self.repeat(step)
                 case "branch":
-                    self.steps(step["branches"][self.selected(step["selector"], len(step["branches"]))])
+                    self.steps(step["branches"][self.select(step["selector"], len(step["branches"]))])
                 case "require":
                     self.require(step)
                 case "measure":
@@ -199,7 +199,7 @@ class Run:
             self.poll()
 
     def launch(self, launches: Sequence[Mapping[str, Any]]) -> None:
-        memory = self.needed(launches)
+        memory = self.shared_bytes(launches)
         if memory > self.memory_bytes:
             self.memory, self.memory_bytes = self.allocate(memory), memory
         for each in launches:
@@ -233,7 +233,7 @@ class Run:
             self.poll()
             self.steps(step["body"])
 
-    def selected(self, selector: int, count: int) -> int:
+    def select(self, selector: int, count: int) -> int:
         if self.program.plan["buffers"][selector]["element"] == "i1":
             return 0 if self.fetch(selector, "ui8", 1)[0] else 1
         chosen = int(self.fetch(selector, "i32", 1)[0])

@@ -146,7 +146,7 @@ class Client:
     def __init__(self, platform: str = "cpu", index: int = 0) -> None:
         jax, xla, hlo = modules()
         with jaxlib_calls(f"opening {platform}", DeviceError):
-            raw = xla.make_cpu_client() if platform == "cpu" else plugged(xla, platform)
+            raw = xla.make_cpu_client() if platform == "cpu" else make_plugin_client(xla, platform)
             devices = raw.local_devices()
         if index >= len(devices):
             expected = f"0 to {len(devices) - 1}"
@@ -229,7 +229,7 @@ class Client:
             raw = self._raw.compile_and_load(text, self._devices, self._jax.CompileOptions())
         return Loaded(raw, results, self)
 
-    def copied(self, buffer: PjrtBuffer) -> PjrtBuffer:
+    def copy(self, buffer: PjrtBuffer) -> PjrtBuffer:
         """Copy a buffer on the device, by running the identity program."""
         program = self._copies.get(buffer.shape)
         if program is None:
@@ -287,7 +287,7 @@ class Watch:
         self._under_way: SimpleQueue[Any] = SimpleQueue()
         threading.Thread(target=self._wait, name="smelt-watch", daemon=True).start()
 
-    def started(self, results: Sequence[Any]) -> None:
+    def watch_call(self, results: Sequence[Any]) -> None:
         """A call has begun; it is done when its first result is."""
         if results and not results[0].is_ready():
             self._under_way.put(results[0])
@@ -333,7 +333,7 @@ def register_lapack() -> None:
         xla.register_custom_call_target(name, target, platform="cpu", api_version=version)
 
 
-def plugged(xla: Any, platform: str) -> Any:
+def make_plugin_client(xla: Any, platform: str) -> Any:
     """Make a client from a plug-in. Device memory is not preallocated, so that other libraries can use it."""
     reason = missing(platform)
     if reason is not None:
@@ -537,7 +537,7 @@ class PjrtBuffer:
         """Copy to a new buffer on the same device."""
         if self.client.platform == "cpu":
             return self.client.put(self.numpy(), self.shape)
-        return self.client.copied(self)
+        return self.client.copy(self)
 
     def delete(self) -> None:
         if self._gone is None:
@@ -613,7 +613,7 @@ class Loaded:
                 held.check()
             raise _explain("the run", RunError, error, client) from error
         if watch is not None:
-            watch.started(made)
+            watch.watch_call(made)
         return tuple([PjrtBuffer(raw, *each) for raw, each in zip(made, self._made, strict=True)])
 
     def memory(self) -> Memory:

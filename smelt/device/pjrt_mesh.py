@@ -27,7 +27,8 @@ class MeshClient:
     def __init__(self, platform: str, mesh: Mesh) -> None:
         jax, xla, hlo = pjrt.modules()
         with pjrt.jaxlib_calls(f"opening {platform}", DeviceError):
-            raw = xla.make_cpu_client(num_devices=mesh.count) if platform == "cpu" else pjrt.plugged(xla, platform)
+            on_cpu = platform == "cpu"
+            raw = xla.make_cpu_client(num_devices=mesh.count) if on_cpu else pjrt.make_plugin_client(xla, platform)
             devices = raw.local_devices()
         if len(devices) < mesh.count:
             raise DeviceError(
@@ -244,7 +245,7 @@ class MeshProgram:
             made = self._raw.execute_sharded(raws).consume_with_handlers(self._handlers)
         if watch is not None:
             watch.activity.begin()
-            watch.started(made)
+            watch.watch_call(made)
         pairs = zip(made, self.results, strict=True)
         return tuple(MeshBuffer(raw, shape, partition, self.client) for raw, (shape, partition) in pairs)
 

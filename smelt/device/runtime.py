@@ -423,7 +423,7 @@ class Bound:
         self._sizes = {name: size for name, size in sizes.items() if name in program.symbols}
         self._arrays: tuple[Array, ...] | None = tuple(arrays)
         layout = _layout(program, self._arrays, self._sizes)
-        ports = [_carried(shape.dtype.numpy) for shape in (*program.arguments[len(arrays) :], *program.results)]
+        ports = [_carrier(shape.dtype.numpy) for shape in (*program.arguments[len(arrays) :], *program.results)]
         bound = [_pointer(array) for array in (*arrays, *program.constants)]
         pointers = (ctypes.c_void_p * (2 + len(bound)))(program.run, program.measure, *bound)
         keep = (self._arrays, program.constants, program.library, account)
@@ -580,7 +580,7 @@ class Bound:
             first = sum(other.rank for other in self._program.results[:i])
             if result is None:
                 sizes = tuple(late[first : first + shape.rank])
-                result = _checked(out[i], shape, sizes, i) if out else _empty(sizes, shape.dtype.numpy)
+                result = _check_array(out[i], shape, sizes, i) if out else _empty(sizes, shape.dtype.numpy)
                 ctypes.memmove(_pointer(result), table[len(arrays) + i] or 0, result.nbytes)
             elif out and i in self._program.reused:
                 out[i][...] = result
@@ -647,13 +647,13 @@ def _linear(size: Size, names: Sequence[str]) -> tuple[int, int, int] | None:
     return (symbol, scale, offset) if max(abs(scale), abs(offset)) < _SMALL else None
 
 
-def _carried(dtype: np.dtype[Any]) -> tuple[np.dtype[Any], np.dtype[Any] | None]:
+def _carrier(dtype: np.dtype[Any]) -> tuple[np.dtype[Any], np.dtype[Any] | None]:
     """A dtype with the buffer protocol, and the original one if that has none (bfloat16, int4, …)."""
     return (dtype, None) if dtype.isbuiltin == 1 else (np.dtype(f"u{dtype.itemsize}"), dtype)
 
 
 def _port(shape: Shape) -> tuple[int, int, int, int]:
-    carrier, _ = _carried(shape.dtype.numpy)
+    carrier, _ = _carrier(shape.dtype.numpy)
     return ord(carrier.kind), carrier.itemsize, shape.dtype.numpy.alignment, shape.rank
 
 
@@ -694,10 +694,10 @@ def _places(
             places.append(None)
         elif i in program.reused:
             if out is not None:
-                _checked(out[i], shape, sizes, i)
+                _check_array(out[i], shape, sizes, i)
             places.append(read[program.reused[i]])
         else:
-            places.append(_checked(out[i], shape, sizes, i) if out else _empty(sizes, shape.dtype.numpy))
+            places.append(_check_array(out[i], shape, sizes, i) if out else _empty(sizes, shape.dtype.numpy))
     return places
 
 
@@ -708,7 +708,7 @@ def _empty(sizes: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         raise RunError("no memory left for a result", got=f"{dtype}{list(sizes)}", remedy=SMALLER) from error
 
 
-def _checked(array: Array, shape: Shape, sizes: tuple[int, ...], position: int) -> Array:
+def _check_array(array: Array, shape: Shape, sizes: tuple[int, ...], position: int) -> Array:
     fitting = check_array(array, Shape.of(shape.dtype, sizes), f"output array {position}")
     flags = fitting.flags
     if fitting is not array or not (flags.c_contiguous and flags.aligned and flags.writeable):

@@ -141,10 +141,10 @@ def plan_within(program: Program, target: Target, limit: int) -> ProgramPlan:
     lowered, signature = lower(program, target), signature_of(program.main)
     least = plan_lowered(lowered, signature, target)
     for smaller in use_less_memory(lowered):
-        if least.footprint.needed({}) <= limit:
+        if least.footprint.required_bytes({}) <= limit:
             break
         plan = plan_lowered(smaller, signature, target)
-        least = min(least, plan, key=lambda each: each.footprint.needed({}))
+        least = min(least, plan, key=lambda each: each.footprint.required_bytes({}))
     least.footprint.check(limit, {})
     return least
 

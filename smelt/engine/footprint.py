@@ -90,7 +90,7 @@ class Footprint(Frozen):
         call, preparation = parts["temporaries"] + parts["results"], parts["weights"] + parts["preparation"]
         return parts["program"] + parts["bound"] + parts["constants"] + max(call, preparation)
 
-    def needed(self, sizes: Mapping[str, int]) -> int:
+    def required_bytes(self, sizes: Mapping[str, int]) -> int:
         """The same in whole pages, as the runtime library allocates them."""
         parts = {name: _in_pages(count) for name, count in self.parts(sizes).items()}
         call, preparation = parts["temporaries"] + parts["results"], parts["weights"] + parts["preparation"]
@@ -125,7 +125,7 @@ class Footprint(Frozen):
 
     def check(self, limit: int, sizes: Mapping[str, int]) -> None:
         """Refuse a program that needs more than `limit` bytes at these sizes; sizes that are not given count as 1."""
-        peak = self.needed(sizes)
+        peak = self.required_bytes(sizes)
         if peak <= limit:
             return
         known = dict.fromkeys(self.symbols, 1) | dict(sizes)

@@ -94,7 +94,7 @@ class PjrtEngine:
         first = Prepare.of(prepare, client, limit) if prepare else None
         executable = PjrtExecutable(client, signature, run, first, donated, padded)
         if run.is_static:
-            run.loaded(())
+            run.find_program(())
         return executable
 
     def _without_lapack(self, program: Program) -> Program:
@@ -322,7 +322,7 @@ class PjrtExecutable(Closing):
                 shape, what = self._ports[place]
                 exact = type(given) is np.ndarray and given.shape == shape.sizes and given.dtype == shape.dtype.numpy
                 arguments[place] = client.put(given if exact else check_array(given, shape, what), shape)
-        return self._start(self._program().loaded(()), bound, arguments, keep)
+        return self._start(self._program().find_program(()), bound, arguments, keep)
 
     def _sized_call(self, bound: _Bound, inputs: Sequence[Any], keep: bool) -> tuple[Any, ...]:
         run, (kinds, latest) = self._program(), self._sized
@@ -338,7 +338,7 @@ class PjrtExecutable(Closing):
                 arrays.append(check_array(given, shape, what))
         shapes = [sizes_of(each) for each in (*bound.buffers, *arrays)]
         if not self.buckets:
-            latest = run.loaded(tuple(shapes))
+            latest = run.find_program(tuple(shapes))
             self._sized = (
                 [each.shape if hasattr(each, "client") else (each.shape, each.dtype) for each in arrays],
                 latest,
@@ -347,13 +347,13 @@ class PjrtExecutable(Closing):
         values = run.values(tuple(shapes))
         rounded = {**values, **{name: round_up(values[name], sizes) for name, sizes in self.buckets.items()}}
         if rounded == values:
-            return self._start(run.loaded(tuple(shapes)), bound, self._put_all(arrays), keep)
+            return self._start(run.find_program(tuple(shapes)), bound, self._put_all(arrays), keep)
         padded = [
             padded_to(each, port.shape.numbers(rounded))
             for each, port in zip(arrays, self.signature.inputs, strict=True)
         ]
         key = (*shapes[: len(bound.buffers)], *(each.shape for each in padded))
-        results = self._start(run.loaded(key), bound, self._put_all(padded), False)
+        results = self._start(run.find_program(key), bound, self._put_all(padded), False)
         wanted = [value.shape.numbers(values) for value in run.source.main.results]
         return tuple(Cut.of(result, sizes) for result, sizes in zip(results, wanted, strict=True))
 

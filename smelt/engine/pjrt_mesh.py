@@ -192,7 +192,7 @@ class MeshExecutable(Closing):
         text = print_program(Program.of(entry, *others, declarations=(mesh,)), export=True)
         return self.client.compile(text, results)
 
-    def partitioned(self) -> str:
+    def partitioned_hlo(self) -> str:
         """XLA's optimised HLO of the program for the latest sizes, collectives included."""
         if not self._programs:
             raise RunError(

@@ -116,7 +116,7 @@ class SizedProgram:
     def is_static(self) -> bool:
         return all(arg.shape.is_static for arg in self.args)
 
-    def loaded(self, key: Key) -> Any:
+    def find_program(self, key: Key) -> Any:
         """The compiled program for these argument sizes (empty if all sizes are static)."""
         found = self.kept.get(key)
         if found is not None:
@@ -220,7 +220,7 @@ class Prepare(Frozen):
         made: tuple[Any, ...] = ()
         if self.computed.program.main.results:
             key = () if self.computed.is_static else tuple(sizes_of(each) for each in weights)
-            made = self.computed.start(self.computed.loaded(key), weights)
+            made = self.computed.start(self.computed.find_program(key), weights)
             for value in made[:1] if self.computed.checks else ():
                 value.wait()  # raises if a check failed
         return [weights[place] if place >= 0 else made[-1 - place] for place in self.recipe]

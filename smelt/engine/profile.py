@@ -115,8 +115,8 @@ class Profiled:
         self._names: dict[object, str] = {kernel: each.name for kernel, each in build.source.kernels.items()}
         device, self._library = build.executable.device, build.library  # which owns the memory of the views below
         self._clock = device.clock(self._library, f"{NAME}_clock")
-        self._count = device.exported(self._library, f"{NAME}_count", 1)
-        self._log = device.exported(self._library, f"{NAME}_log", 3 * LOG).reshape(LOG, 3)
+        self._count = device.exported_array(self._library, f"{NAME}_count", 1)
+        self._log = device.exported_array(self._library, f"{NAME}_log", 3 * LOG).reshape(LOG, 3)
         self._begun = self._clock(), time.perf_counter()
         self._bound = build.executable.prepare(weights)
 
@@ -137,7 +137,7 @@ class Profiled:
     def steps(self, inputs: Sequence[Array]) -> list[Step]:
         """The steps that the log numbers, without times; costs are those of the last call's sizes."""
         plan = self._plan.main[0]
-        exported = self._bound.device.exported
+        exported = self._bound.device.exported_array
         count = len(plan.deferred)
         late = exported(self._library, f"{NAME}_deferred", count).tolist() if count else ()
         sizes = _sizes(self._plan, inputs) | dict(zip(plan.deferred, late, strict=True))

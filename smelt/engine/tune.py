@@ -30,7 +30,7 @@ from smelt.ir.core import Program
 from smelt.kernel.emit.timestamps import LOG
 from smelt.kernel.plan.plan import Copy, Launch, walk
 from smelt.kernel.tune.cost_model import Machine, predict_cost
-from smelt.kernel.tune.schedules import KernelKey, Lookup, Schedule, default_schedule, legal_schedules, untuned
+from smelt.kernel.tune.schedules import KernelKey, Lookup, Schedule, default_schedule, legal_schedules, no_schedule
 from smelt.kernel.tune.search import FRACTIONS, Estimate, Lesson, Search, pair_ratios
 from smelt.kernel.tune.tunables import EACH, Tunables
 from smelt.run.executable import NativeExecutable
@@ -117,7 +117,7 @@ class Bench:
         """A program with timestamps whose schedules can change between calls."""
         tunables = Tunables(tile_shape(self.target))
         plans = plan_lowered(
-            self.lowered, signature_of(self.program.main), self.target, schedules=untuned, tunables=tunables
+            self.lowered, signature_of(self.program.main), self.target, schedules=no_schedule, tunables=tunables
         )
         build = build_plan(plans, timestamps=True)
         return TunableProgram(plans, self._bind(build), build.library, NAME, tunables)
@@ -152,12 +152,12 @@ class TunableProgram:
                 self.keys.setdefault(key, []).append(i)
         kernels = {step.kernel for step in steps if isinstance(step, Launch)}
         self.variants = 1 + sum(len(each.variants) for each in kernels) / max(len(kernels), 1)  # per kernel, on average
-        self._count = bound.device.exported(library, f"{name}_count", 1)
-        self._log = bound.device.exported(library, f"{name}_log", 3 * LOG).reshape(LOG, 3)
+        self._count = bound.device.exported_array(library, f"{name}_count", 1)
+        self._log = bound.device.exported_array(library, f"{name}_log", 3 * LOG).reshape(LOG, 3)
         self._steps = len(steps)
         self._table: Array = np.zeros(0, np.int64)
         if plans.main[0].tunables:
-            self._table = bound.device.exported(library, f"{name}_tunables", plans.main[0].tunables)
+            self._table = bound.device.exported_array(library, f"{name}_tunables", plans.main[0].tunables)
 
     def use(self, schedules: Mapping[KernelKey, Schedule]) -> None:
         """Set the schedules of the next calls; keys that are not given use the default."""
@@ -171,7 +171,7 @@ class TunableProgram:
         log = self._log[: min(int(self._count[0]), LOG)]
         return np.bincount(log[:, 0], log[:, 2] - log[:, 1], self._steps)
 
-    def spent(self, ticks: Array, key: KernelKey) -> float:
+    def sum_ticks(self, ticks: Array, key: KernelKey) -> float:
         return float(ticks[self.keys.get(key, [])].sum())
 
 
@@ -267,7 +267,7 @@ class _Tuner:
         lessons = _lessons(records, machine)
         known = 0
         for key in usual.keys:
-            share = usual.spent(middle, key) / total
+            share = usual.sum_ticks(middle, key) / total
             schedules = self._shuffle(legal_schedules(key, here.tile))
             if share < SMALL or len(schedules) < 2:
                 continue
@@ -331,8 +331,8 @@ class _Tuner:
         self.rounds += 1
         for ticks, variant in zip(others, variants, strict=True):
             for key, schedule in variant.items():
-                base = [self.tunable.spent(call, key) for call in usual]
-                mine = [self.tunable.spent(call, key) for call in ticks]
+                base = [self.tunable.sum_ticks(call, key) for call in usual]
+                mine = [self.tunable.sum_ticks(call, key) for call in ticks]
                 if min(*base, *mine) > 0:
                     self.searches[key].add_ratios(schedule, pair_ratios(mine, base))
 

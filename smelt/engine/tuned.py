@@ -28,9 +28,9 @@ from smelt.kernel.tune.schedules import (
     Lookup,
     Schedule,
     default_schedule,
+    no_schedule,
     schedule_of,
     schedule_record,
-    untuned,
 )
 from smelt.target import Target, TileShape, tile_shape
 
@@ -145,17 +145,17 @@ def database() -> Database:
 def lookup(target: Target) -> Lookup:
     """The tuned schedules for the device of a target, its register tile and the default number of threads."""
     if os.environ.get("SMELT_TUNING", "on") == "off":
-        return untuned
+        return no_schedule
     records = database().read()
     if not records:
-        return untuned
+        return no_schedule
     machine = here(target)
 
-    def known(key: KernelKey) -> Schedule | None:
+    def find_schedule(key: KernelKey) -> Schedule | None:
         found = records.get((machine, key))
         return None if found is None else found.schedule
 
-    return known
+    return find_schedule
 
 
 def here(target: Target) -> Machine:

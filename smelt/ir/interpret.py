@@ -232,7 +232,7 @@ class Frame:
 
     def _learn(self, owner: Op | Region, values: Sequence[Value], arrays: Sequence[Any]) -> None:
         """Bind the symbols that are introduced here; every other size must be what was proven or assumed."""
-        for name in self._introduced().get(owner, ()):
+        for name in self._introduced_symbols().get(owner, ()):
             self.symbols.pop(name, None)
         patterns: list[Size] = []
         actual: list[int] = []
@@ -247,7 +247,7 @@ class Frame:
             types = [str(value.type) for value in values]
             raise SizeError(f"{name}: a size is not what the program promised", expected=types, got=actual) from error
 
-    def _introduced(self) -> dict[Op | Region, frozenset[str]]:
+    def _introduced_symbols(self) -> dict[Op | Region, frozenset[str]]:
         introduced = self.world.introduced.get(self.func)
         if introduced is None:
             introduced = self.world.introduced[self.func] = {}

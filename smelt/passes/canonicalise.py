@@ -97,7 +97,7 @@ def _numbers(m: Match, index: int) -> tuple[int, ...] | None:
     return tuple(size for size in sizes if isinstance(size, int))
 
 
-def _known(m: Match, index: int) -> bool:
+def _is_known(m: Match, index: int) -> bool:
     """Whether the shape operand is exactly the result's sizes, so that it is redundant."""
     traced: tuple[Size, ...] | None = trace(m.operand(index))
     return traced is not None and traced == m.shape.sizes
@@ -112,11 +112,11 @@ def _twin(m: Match, name: str, *operands: Value, **keywords: Any) -> Value | Non
 
 
 def _dynamic_reshape(m: Match) -> Value | None:
-    return _twin(m, "stablehlo.reshape", m.operand(0), result=m.shape) if _known(m, 1) else None
+    return _twin(m, "stablehlo.reshape", m.operand(0), result=m.shape) if _is_known(m, 1) else None
 
 
 def _dynamic_broadcast(m: Match) -> Value | None:
-    if not _known(m, 1):
+    if not _is_known(m, 1):
         return None
     operand, dims = m.operand(0), m.op.attrs["broadcast_dimensions"]
     if any(size not in (1, m.shape.sizes[d]) for size, d in zip(operand.shape.sizes, dims, strict=True)):
@@ -126,7 +126,7 @@ def _dynamic_broadcast(m: Match) -> Value | None:
 
 def _dynamic_iota(m: Match) -> Value | None:
     dim = m.op.attrs["iota_dimension"]
-    return _twin(m, "stablehlo.iota", iota_dimension=dim, result=m.shape) if _known(m, 0) else None
+    return _twin(m, "stablehlo.iota", iota_dimension=dim, result=m.shape) if _is_known(m, 0) else None
 
 
 def _dynamic_pad(m: Match) -> Value | None:

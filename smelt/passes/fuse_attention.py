@@ -31,12 +31,12 @@ def attention_rules(columns: int) -> list[Rule]:
     def attention(m: Match) -> Value | None:
         return _fuse(m, columns)
 
-    def paged(m: Match) -> Value | None:
+    def fuse_paged(m: Match) -> Value | None:
         return _fuse_paged(m, columns)
 
     return [
         Rule(op("stablehlo.composite"), attention, "attention is one kernel"),
-        Rule(op("stablehlo.composite"), paged, "attention over pages is one kernel"),
+        Rule(op("stablehlo.composite"), fuse_paged, "attention over pages is one kernel"),
     ]
 
 

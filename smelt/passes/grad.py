@@ -83,7 +83,7 @@ def jvp(program: Program, wrt: Sequence[int | str] | None = None, *, rules: Mapp
         for j, i in enumerate(wanted)
     ]
     sweep = Forward(b, Rules(program.funcs, rules), dict(zip((main.args[i] for i in wanted), tangents, strict=True)))
-    sweep.run(_needed(main))
+    sweep.run(_needed_ops(main))
     made = [i for i, value in enumerate(main.results) if is_differentiable(value.type)]
     found = []
     for i in made:
@@ -115,7 +115,7 @@ def _open(program: Program, rules: Mapping[str, Rule], first: Sequence[Rewrite])
     return program, main, b
 
 
-def _needed(main: Func) -> list[Op]:
+def _needed_ops(main: Func) -> list[Op]:
     """The ops that results depend on: what else there is need have no derivative."""
     edit = Edit(main)
     rewrite(edit, [])

@@ -28,7 +28,7 @@ from smelt.ir.ops.collective import (
     meet,
     my_group,
     narrow_groups,
-    permuted,
+    permute,
     post,
     split_roots,
     wide_groups,
@@ -74,7 +74,7 @@ def _join_in(program: Program, func: Func, starts: Sequence[Op]) -> Program:
     for op in starts:
         grid = [[program.func(name) for name in row] for row in op.attrs["programs"]]
         queue = [program.func(name) for name in op.attrs.get("infeed", ())]
-        joined = join_grid(grid, queue, name=_unused(program, f"{func.name}_processes"))
+        joined = join_grid(grid, queue, name=_unused_name(program, f"{func.name}_processes"))
         program = program.replace(joined)
         edit.signatures[joined.name] = joined.type
         types = [result.type for result in op.results]
@@ -85,7 +85,7 @@ def _join_in(program: Program, func: Func, starts: Sequence[Op]) -> Program:
     return program.replace(edit.freeze())
 
 
-def _unused(program: Program, name: str) -> str:
+def _unused_name(program: Program, name: str) -> str:
     count = 0
     while f"{name}_{count}" in program.funcs:
         count += 1
@@ -371,7 +371,7 @@ def _collective_broadcast(member: _Member, op: Op, *operands: Value) -> Steps:
 
 
 def _collective_permute(member: _Member, op: Op, operand: Value) -> Steps:
-    came = yield from permuted(member.process, op, operand)
+    came = yield from permute(member.process, op, operand)
     value = member.zeros(op, operand.shape) if came is None else came
     _check_promise(op, value.shape, member.shape(op.result))
     return (value,)

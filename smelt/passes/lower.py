@@ -189,7 +189,7 @@ def _alone(m: Match) -> bool:
     return [list(group) for group in m.op.attrs["replica_groups"]] == [[0]] and not m.op.attrs.get("has_dynamic_root")
 
 
-def _kept(m: Match) -> Values:
+def _lower_collective_of_one(m: Match) -> Values:
     """A collective over one process is its operand; the computation's element type may be wider."""
     if not _alone(m):
         return None
@@ -231,7 +231,7 @@ def _element(m: Match) -> Values:
     return m.edit.operands(maker)[m.op.attrs["index"]]
 
 
-def _done(m: Match) -> Values:
+def _lower_async_done(m: Match) -> Values:
     """The results of an asynchronous region, computed at its `async_done`."""
     maker = m.edit.maker(m.operand(0))
     if maker is None or maker.name != "stablehlo.async_start":
@@ -372,7 +372,7 @@ LOWER = [
     Rule(op("einsum"), _einsum, "an einsum of batch, contracted and free labels is a dot_general"),
     Rule(op("chlo.ragged_dot"), _ragged_dot, "a ragged batch dimension is an ordinary batch dimension"),
     *(
-        Rule(op(name), _kept, _ONE)
+        Rule(op(name), _lower_collective_of_one, _ONE)
         for name in (
             "all_gather",
             "all_reduce",
@@ -388,7 +388,7 @@ LOWER = [
     Rule(op("replica_id"), _first, "one process is the first"),
     *ON_ONE_DEVICE,
     Rule(op("get_tuple_element"), _element, "the parts of a tuple are known"),
-    Rule(op("async_done"), _done, "one stream computes one thing after the other"),
+    Rule(op("async_done"), _lower_async_done, "one stream computes one thing after the other"),
     Rule(op("chlo.constant_like"), _constant_like, "only the shape of the operand shows"),
     Rule(op("chlo.scan"), _scan, "a scan is a loop over slices"),
 ]

@@ -45,7 +45,7 @@ def rematerialise(program: Program) -> Program:
     body = program.main.body
     position = {op: i for i, op in enumerate(body.ops)}
     captured = {value for op in body.ops for value in find_captures(*op.regions)}
-    kept = _kept(body, position, _find_chains(body, captured))
+    kept = _kept_values(body, position, _find_chains(body, captured))
     chains = _find_chains(body, captured | kept)
     chosen = _choose(body, position, chains)
     return program.replace(_with_copies(program.main, chains, chosen)) if chosen else program
@@ -90,7 +90,7 @@ def _far_reads(body: Region, position: dict[Op, int], chains: dict[Value, _Chain
                     yield op, value
 
 
-def _kept(body: Region, position: dict[Op, int], chains: dict[Value, _Chain]) -> set[Value]:
+def _kept_values(body: Region, position: dict[Op, int], chains: dict[Value, _Chain]) -> set[Value]:
     """The ends of chains that must be in memory far below: a GEMM reads them, or a result is made of them."""
     found = {value for op, value in _far_reads(body, position, chains) if not _is_fused(op)}
     found.update(value for value in body.results if value in chains)

@@ -25,7 +25,7 @@ from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program, Value, walk
 from smelt.ir.text import parse, print_program
 from smelt.kernel.loops.text import kernel_text
-from smelt.kernel.tune.schedules import untuned
+from smelt.kernel.tune.schedules import no_schedule
 from smelt.shape import Shape
 from tests.property.models import MODELS
 from tests.property.problems import edges
@@ -132,7 +132,7 @@ def checksum(text: str) -> str:
 def describe(name: str, program: Program, target_name: str) -> Iterator[str]:
     target = cpu.target(target_name)
     lowered = lower(program, target)
-    made = plan_lowered(lowered, signature_of(program.main), target, schedules=untuned)
+    made = plan_lowered(lowered, signature_of(program.main), target, schedules=no_schedule)
     ops = Counter(op.name.removeprefix("stablehlo.") for func in lowered.funcs.values() for op in walk(func.body))
     yield f"{name} for {target_name}: {checksum(print_program(lowered))}"
     yield "  ops: " + ", ".join(f"{op} × {count}" for op, count in sorted(ops.items()))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from smelt.ir.build import Builder
 from smelt.ir.core import Op, Region, Value
 from smelt.ir.grad.reduce import single_op
-from smelt.ir.grad.rule import Cotangents, Rule, linear, linear_in_first, refused, repeat, zero
+from smelt.ir.grad.rule import Cotangents, Rule, linear, linear_in_first, no_derivative, repeat, zero
 from smelt.ir.grad.sweep import Reverse
 from smelt.shape import Shape
 
@@ -71,13 +71,13 @@ def _sum(b: Builder, op: Op, operand: Value, g: Value) -> Value:
 
 def all_reduce_rule(op: Op) -> Rule:
     if single_op(op.regions[0]) != "add" or op.operands[0].shape.dtype != op.results[0].shape.dtype:
-        return refused("it reduces over processes by another body than a sum of its own element type")
+        return no_derivative("it reduces over processes by another body than a sum of its own element type")
     return _each(_sum)
 
 
 def reduce_scatter_rule(op: Op) -> Rule:
     if single_op(op.regions[0]) != "add" or op.operands[0].shape.dtype != op.results[0].shape.dtype:
-        return refused("it reduces over processes by another body than a sum of its own element type")
+        return no_derivative("it reduces over processes by another body than a sum of its own element type")
     return linear_in_first(_scatter)
 
 
@@ -89,14 +89,14 @@ RULES: dict[str, Rule | Callable[[Op], Rule]] = {
     "stablehlo.all_reduce": all_reduce_rule,
     "stablehlo.all_to_all": _each(_exchange),
     "stablehlo.reduce_scatter": reduce_scatter_rule,
-    "stablehlo.collective_reduce": refused(_ONE_ROOT),
-    "stablehlo.collective_broadcast": refused(_ONE_ROOT),
+    "stablehlo.collective_reduce": no_derivative(_ONE_ROOT),
+    "stablehlo.collective_broadcast": no_derivative(_ONE_ROOT),
     "stablehlo.collective_permute": linear_in_first(_permute),
     "stablehlo.cross-replica-sum": _each(_sum),
     "stablehlo.partition_id": zero("it has no operand"),
     "stablehlo.replica_id": zero("it has no operand"),
-    "stablehlo.send": refused(_HOST),
-    "stablehlo.recv": refused(_HOST),
-    "stablehlo.infeed": refused(_HOST),
-    "stablehlo.outfeed": refused(_HOST),
+    "stablehlo.send": no_derivative(_HOST),
+    "stablehlo.recv": no_derivative(_HOST),
+    "stablehlo.infeed": no_derivative(_HOST),
+    "stablehlo.outfeed": no_derivative(_HOST),
 }

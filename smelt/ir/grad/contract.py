@@ -10,7 +10,7 @@ from smelt.dtype import DType
 from smelt.ir.attributes import DotDims
 from smelt.ir.build import Builder
 from smelt.ir.core import Op, Value
-from smelt.ir.grad.rule import Cotangents, Rule, cast, multilinear, refused, sum_over
+from smelt.ir.grad.rule import Cotangents, Rule, cast, multilinear, no_derivative, sum_over
 from smelt.ir.grad.sweep import Reverse
 from smelt.ir.ops.linear import dot_dims, einsum_labels
 from smelt.shape import Shape
@@ -95,5 +95,5 @@ RULES: dict[str, Rule] = {
     "stablehlo.dot": Rule(expand=_dot),
     "stablehlo.einsum": Rule(expand=_einsum),
     "stablehlo.unary_einsum": Rule(expand=_einsum),
-    "chlo.ragged_dot": refused("its groups have sizes that only data knows"),
+    "chlo.ragged_dot": no_derivative("its groups have sizes that only data knows"),
 }

@@ -195,7 +195,7 @@ def _count_trips(op: Op, test: Op | None) -> Size | None:
     if left not in condition.args:
         return None
     counter = condition.args.index(left)
-    start, limit = _known(op.operands[counter]), _known(_outside(op, right))
+    start, limit = _as_size(op.operands[counter]), _as_size(_outside(op, right))
     step = _step(body, counter)
     if start is None or limit is None or not step or not isinstance(step, int):
         return None
@@ -209,7 +209,7 @@ def _count_trips(op: Op, test: Op | None) -> Size | None:
     return maximum(ceildiv(distance, abs(step)), 0)
 
 
-def _known(value: Value) -> Size | None:
+def _as_size(value: Value) -> Size | None:
     """A scalar as a size: from constants and dimensions, or from the data that a leaf of the front end has."""
     found = trace(value)
     if found is not None and len(found) == 1:
@@ -237,7 +237,7 @@ def _step(body: Region, counter: int) -> Size | None:
     left, right = made.operands
     if left is not body.args[counter] and made.name == "stablehlo.add":
         left, right = right, left
-    step = _known(right)
+    step = _as_size(right)
     if left is not body.args[counter] or step is None:
         return None
     return step if made.name == "stablehlo.add" else -step

@@ -22,7 +22,7 @@ from smelt.ir.grad.rule import (
     like,
     linear,
     linear_in_first,
-    refused,
+    no_derivative,
     zero,
     zeros,
 )
@@ -126,7 +126,7 @@ def _dynamic_broadcast(b: Builder, op: Op, g: Value) -> Value:
 # ---- scatter ----
 
 
-def _landed(b: Builder, op: Op) -> Value:
+def _inside(b: Builder, op: Op) -> Value:
     """Which elements of the updates fall inside the operand."""
     count = len(op.results)
     x, indices, update = op.operands[0], op.operands[count], op.operands[count + 1]
@@ -181,11 +181,11 @@ def _read_back(b: Builder, op: Op, g: Value, i: int = 0) -> Value:
     count = len(op.results)
     indices, update = op.operands[count], op.operands[count + 1 + i]
     dims: ScatterDims = op.attrs["scatter_dimension_numbers"]
-    found = gather_like(b, _extend(b, op, g), _shift(b, op, indices), _gather_dims(dims), _typed(update, g))
-    return b.select(_landed(b, op), found, zeros(b, found.type))
+    found = gather_like(b, _extend(b, op, g), _shift(b, op, indices), _gather_dims(dims), _with_dtype_of(update, g))
+    return b.select(_inside(b, op), found, zeros(b, found.type))
 
 
-def _typed(update: Value, g: Value) -> Shape:
+def _with_dtype_of(update: Value, g: Value) -> Shape:
     return update.shape.with_dtype(g.shape.dtype)
 
 
@@ -299,7 +299,7 @@ def _scatter_choice_jvp(sweep: Forward, op: Op) -> None:
     b, (x, _, update), result = sweep.b, op.operands, op.results[0]
     ones = like(b, 1, x), like(b, 1, update)
     mine = b.select(b.compare(x, result, comparison_direction="EQ"), ones[0], zeros(b, x.type))
-    same = b.and_(b.compare(update, _read_back(b, op, result), comparison_direction="EQ"), _landed(b, op))
+    same = b.and_(b.compare(update, _read_back(b, op, result), comparison_direction="EQ"), _inside(b, op))
     theirs = b.select(same, ones[1], zeros(b, update.type))
     count = _again(b, op, mine, theirs, "add")
     left, right = sweep.tangent(x), sweep.tangent(update)
@@ -358,11 +358,11 @@ def _scatter_multiply_vjp(sweep: Reverse, op: Op, cotangents: Cotangents) -> Non
 def scatter_rule(op: Op) -> Rule:
     """By the body."""
     if len(op.results) != 1:
-        return refused("it scatters several tensors at once")
+        return no_derivative("it scatters several tensors at once")
     x, _, _ = op.operands
     region = op.regions[0]
     if x.shape.dtype != op.results[0].shape.dtype:
-        return refused("its body computes in another element type")
+        return no_derivative("its body computes in another element type")
     if not is_differentiable(x.type):
         return zero("integers have no derivative")
     if region.results == region.args[1:]:
@@ -375,7 +375,7 @@ def scatter_rule(op: Op) -> Rule:
     if kind == "multiply":
         unique = op.attrs.get("unique_indices")
         return Rule(_scatter_multiply_unique_jvp if unique else _scatter_multiply_jvp, _scatter_multiply_vjp)
-    return refused("its body is no sum, product, maximum, minimum or overwrite")
+    return no_derivative("its body is no sum, product, maximum, minimum or overwrite")
 
 
 # ---- slices at computed places ----

@@ -44,7 +44,7 @@ def zero(reason: str) -> Rule:
     return Rule(zero=reason)
 
 
-def refused(reason: str) -> Rule:
+def no_derivative(reason: str) -> Rule:
     """There is no derivative, or we have none."""
     return Rule(refused=reason)
 

@@ -15,7 +15,7 @@ from smelt.ir.build import Builder
 from smelt.ir.core import Func, Op, Value
 from smelt.ir.grad import collective, contract, control, convolution, elementwise, index, linear, reduce, shape, window
 from smelt.ir.grad.attention import attention_rule
-from smelt.ir.grad.rule import Rule, linear_in_first, refused, repeat, zero
+from smelt.ir.grad.rule import Rule, linear_in_first, no_derivative, repeat, zero
 from smelt.ir.grad.softmax import divide_rule
 from smelt.ir.ops import OPS
 from smelt.ir.ops.control import ASSERTIONS, PLACEMENT
@@ -33,23 +33,23 @@ def _custom_call(op: Op) -> Rule:
         return zero("a check has no results")
     if target in PLACEMENT and len(op.operands) == 1:
         return linear_in_first(lambda b, op, g: repeat(b, op, [g])[0])
-    return refused(f"@{target} is code that the compiler cannot see")
+    return no_derivative(f"@{target} is code that the compiler cannot see")
 
 
 _OTHERS: dict[str, Rule | Callable[[Op], Rule]] = {
-    **{f"stablehlo.batch_norm_{name}": refused(_DECOMPOSED) for name in ("inference", "training", "grad")},
-    "stablehlo.set_dimension_size": refused("the number of valid elements is data"),
+    **{f"stablehlo.batch_norm_{name}": no_derivative(_DECOMPOSED) for name in ("inference", "training", "grad")},
+    "stablehlo.set_dimension_size": no_derivative("the number of valid elements is data"),
     "stablehlo.custom_call": _custom_call,
     "stablehlo.after_all": zero("a token has no derivative"),
     "stablehlo.create_token": zero("a token has no derivative"),
-    "stablehlo.async_start": refused(_DECOMPOSED),
-    "stablehlo.async_done": refused(_DECOMPOSED),
+    "stablehlo.async_start": no_derivative(_DECOMPOSED),
+    "stablehlo.async_done": no_derivative(_DECOMPOSED),
     "sdy.sharding_group": zero("it has no results"),
     "stablehlo.rng": zero("random numbers"),
     "stablehlo.rng_bit_generator": zero("random numbers"),
-    "stablehlo.uniform_quantize": refused(_QUANTISED),
-    "stablehlo.uniform_dequantize": refused(_QUANTISED),
-    **{name: refused(_PASSES) for name in OPS if name.startswith("smelt.")},
+    "stablehlo.uniform_quantize": no_derivative(_QUANTISED),
+    "stablehlo.uniform_dequantize": no_derivative(_QUANTISED),
+    **{name: no_derivative(_PASSES) for name in OPS if name.startswith("smelt.")},
     **{
         f"check.{name}": zero("it has no results")
         for name in (
@@ -57,11 +57,11 @@ _OTHERS: dict[str, Rule | Callable[[Op], Rule]] = {
             *("expect_close", "expect_serialized_eq"),
         )
     },
-    "interpreter.run_parallel": refused(_OUTSIDE),
+    "interpreter.run_parallel": no_derivative(_OUTSIDE),
     "interpreter.print": zero("it has no results"),
     "interpreter.probe": zero("it has no results"),
-    "func.call": refused("its function is not known here"),  # `Rules` knows it
-    "stablehlo.composite": refused("its decomposition is not known here"),
+    "func.call": no_derivative("its function is not known here"),  # `Rules` knows it
+    "stablehlo.composite": no_derivative("its decomposition is not known here"),
 }
 
 TABLE: Mapping[str, Rule | Callable[[Op], Rule]] = MappingProxyType(

@@ -15,7 +15,7 @@ from smelt.ir.build import Builder
 from smelt.ir.clone import clone_region
 from smelt.ir.core import Op, Region, Value
 from smelt.ir.grad.reduce import is_neutral, single_op
-from smelt.ir.grad.rule import Cotangents, Rule, cast, is_differentiable, refuse, refused, sum_over, zeros
+from smelt.ir.grad.rule import Cotangents, Rule, cast, is_differentiable, no_derivative, refuse, sum_over, zeros
 from smelt.ir.grad.shape import pad_with_zeros, spread_length, take
 from smelt.ir.grad.sweep import Forward, Reverse
 from smelt.ir.ops.window import Window, window_of
@@ -271,9 +271,9 @@ def _comparison_of(op: Op) -> str:
 
 def select_and_scatter_rule(op: Op) -> Rule:
     if single_op(op.regions[1]) != "add":
-        return refused("it scatters by another body than a sum")
+        return no_derivative("it scatters by another body than a sum")
     if not _comparison_of(op) or op.operands[0].shape.dtype != op.results[0].shape.dtype:
-        return refused("it selects by another body than >= or <=")
+        return no_derivative("it selects by another body than >= or <=")
     return Rule(_scatter_jvp, _scatter_vjp)
 
 

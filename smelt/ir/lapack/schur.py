@@ -170,13 +170,13 @@ def _sweeps(w: Work, h: Arr, z: Arr, n: int, deflate: Deflate, step: Step) -> tu
         h = _clear(w, h, first)
         done, finish = deflate(first, last)
 
-        def isolated() -> tuple[Arr, ...]:
+        def isolate() -> tuple[Arr, ...]:
             return (last - done, w.number(0), *finish(h, z))
 
         def iterate() -> tuple[Arr, ...]:
             return (last, tries + 1, *step(h, z, first, last, tries))
 
-        return w.branch(done > 0, isolated, iterate)
+        return w.branch(done > 0, isolate, iterate)
 
     limit = STEPS * max(n, 10)
     last, _, h, z = w.loop(

@@ -464,7 +464,7 @@ def _pairs(process: Process, op: Op) -> list[tuple[Process, Process]]:
     return [(_at(process, op, a, p), _at(process, op, b, p)) for p in range(process.partitions) for a, b in pairs]
 
 
-def permuted(process: Process, op: Op, payload: T) -> Generator[Exchange, Any, T | None]:
+def permute(process: Process, op: Op, payload: T) -> Generator[Exchange, Any, T | None]:
     """What the source of this process brings; None where no pair leads here."""
     routes = _pairs(process, op)
     taking_part = {process for route in routes for process in route}
@@ -477,7 +477,7 @@ def permuted(process: Process, op: Op, payload: T) -> Generator[Exchange, Any, T
 
 
 def _collective_permute(frame: Frame, op: Op, operand: Array) -> Steps:
-    came = yield from permuted(frame.process, op, operand)
+    came = yield from permute(frame.process, op, operand)
     return _fitting(op, [np.zeros_like(operand) if came is None else came])
 
 

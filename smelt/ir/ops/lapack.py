@@ -130,14 +130,14 @@ def _orgqr(call: Call, element: DType) -> list[Type]:
 def _ormqr(call: Call, element: DType) -> list[Type]:
     t = _Types(call, element, 2, 1, 2)
     (rows, columns), (count,), target = t.own[:3]
-    side = 0 if _left(call) else 1
+    side = 0 if _is_left(call) else 1
     call.same_size(rows, target[side], "", "the reflectors do not fit what they are applied to")
     fits = int(count) <= min(int(columns), int(rows))  # type: ignore[arg-type]
     call.require(fits, "", "there must be at most as many reflectors as rows and columns", got=t.own)
     return [t.of(*target)]
 
 
-def _left(call: Call) -> bool:
+def _is_left(call: Call) -> bool:
     given = options(call.attrs)
     return bool(given["left"]) if "left" in given else chr(given.get("side", 76)) == "L"
 

@@ -576,14 +576,14 @@ def _ungroup(sizes: Sequence[Size], dims: RaggedDotDims) -> list[Size]:
 def inner_dims(dims: RaggedDotDims) -> DotDims:
     """The dimension numbers once the group dimension of rhs is gone."""
 
-    def moved(numbers: tuple[int, ...]) -> tuple[int, ...]:
+    def renumber(numbers: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(d - sum(group < d for group in dims.rhs_group_dimensions) for d in numbers)
 
     return DotDims(
         dims.lhs_batching_dimensions,
-        moved(dims.rhs_batching_dimensions),
+        renumber(dims.rhs_batching_dimensions),
         dims.lhs_contracting_dimensions,
-        moved(dims.rhs_contracting_dimensions),
+        renumber(dims.rhs_contracting_dimensions),
     )
 
 

@@ -317,8 +317,8 @@ def read_list(reader: Reader, *, words: bool = False) -> Any:
     """`[0, 1]` or `[HIGH, DEFAULT]`"""
     cursor = reader.cursor
     if words:
-        return tuple([cursor.word() for _ in cursor.listed("[", "]")])
-    return DenseArray(i64, tuple([_integer(cursor, i64) for _ in cursor.listed("[", "]")]))
+        return tuple([cursor.word() for _ in cursor.read_list("[", "]")])
+    return DenseArray(i64, tuple([_integer(cursor, i64) for _ in cursor.read_list("[", "]")]))
 
 
 def _integer(cursor: Cursor, of: DType) -> int:
@@ -332,7 +332,7 @@ def _integer(cursor: Cursor, of: DType) -> int:
 def _show_short(node: Any) -> str:
     match node:
         case DenseArray():
-            return bracketed(node.values)
+            return bracket(node.values)
         case Int():
             return str(node.value)
         case Float():
@@ -345,7 +345,7 @@ def _show_short(node: Any) -> str:
             return text_attrs.show(node)
 
 
-def bracketed(values: Sequence[Any]) -> str:
+def bracket(values: Sequence[Any]) -> str:
     return "[" + ", ".join(str(int(value)) for value in values) + "]"
 
 

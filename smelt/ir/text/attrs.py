@@ -62,7 +62,7 @@ class Attributes:
                 return self._number(cursor.start)
         with cursor.deeper():
             if cursor.token == "[":
-                return tuple([self.any() for _ in cursor.listed("[", "]")])
+                return tuple([self.any() for _ in cursor.read_list("[", "]")])
             if cursor.token == "{":
                 return Dict(tuple(self.dictionary().items()))
         if cursor.kind in (ID, BANG) or cursor.token == "(":
@@ -73,7 +73,7 @@ class Attributes:
         """`{a = 1 : i64, b}`: names in their order."""
         cursor = self.cursor
         items: dict[str, Any] = {}
-        for _ in cursor.listed("{", "}"):
+        for _ in cursor.read_list("{", "}"):
             start = cursor.start
             name = cursor.string() if cursor.kind == STRING else cursor.word()
             if name in items:
@@ -121,7 +121,7 @@ class Attributes:
     def _float(self, digits: str, negative: bool, kind: int, of: DType, start: int) -> float:
         if kind == FLOAT:
             value = float(digits) if len(digits) <= 400 else float("nan")
-            return elements.rounded(-value if negative else value, of)
+            return elements.round_to(-value if negative else value, of)
         if negative or not digits.startswith("0x") or len(digits) > 40 or int(digits, 16) >> of.bits:
             self.cursor.fail(
                 "not a float", at=start, expected=f"a dot, or {of.bits} bits in hexadecimal", got=digits[:40]
@@ -318,7 +318,7 @@ class Attributes:
             if cursor.accept("fused"):
                 if cursor.token == "<":
                     cursor.read_balanced()
-                parts = [self.place() for _ in cursor.listed("[", "]")]
+                parts = [self.place() for _ in cursor.read_list("[", "]")]
                 return next((part for part in parts if part is not None), None)
             return self._file_or_name()
 

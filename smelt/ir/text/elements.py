@@ -336,6 +336,6 @@ def float_from_bits(bits: int, element: DType) -> float:
     return float(raw.view(element.numpy)[0])
 
 
-def rounded(value: float, element: DType) -> float:
+def round_to(value: float, element: DType) -> float:
     """A number as the type can hold it."""
     return float(cast(np.array([value], np.float64), element)[0]) if element.is_float else value

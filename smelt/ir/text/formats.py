@@ -26,7 +26,7 @@ from smelt.ir.text.assembly import (
     Part,
     Reader,
     Writer,
-    bracketed,
+    bracket,
     is_printed,
     read_function,
     read_list,
@@ -89,7 +89,7 @@ class _Slice:
         cursor = reader.cursor
         draft.operands.append(reader.operand())
         ranges = []
-        for _ in cursor.listed("[", "]"):
+        for _ in cursor.read_list("[", "]"):
             start = cursor.integer()
             cursor.expect(":")
             limit = cursor.integer()
@@ -173,10 +173,10 @@ class _DotGeneral:
         dims = op.attrs["dot_dimension_numbers"]
         text = f" {writer.name(op.operands[0])}, {writer.name(op.operands[1])}"
         if dims.lhs_batching_dimensions or dims.rhs_batching_dimensions:
-            text += f", batching_dims = {bracketed(dims.lhs_batching_dimensions)} x "
-            text += bracketed(dims.rhs_batching_dimensions)
-        text += f", contracting_dims = {bracketed(dims.lhs_contracting_dimensions)} x "
-        text += bracketed(dims.rhs_contracting_dimensions)
+            text += f", batching_dims = {bracket(dims.lhs_batching_dimensions)} x "
+            text += bracket(dims.rhs_batching_dimensions)
+        text += f", contracting_dims = {bracket(dims.lhs_contracting_dimensions)} x "
+        text += bracket(dims.rhs_contracting_dimensions)
         if is_printed(op, definition, "precision_config"):
             text += f", precision = [{', '.join(op.attrs['precision_config'])}]"
         if is_printed(op, definition, "algorithm"):
@@ -191,7 +191,7 @@ def _dot_body(numbers: dict[str, Sequence[Any]]) -> str:
     fields = []
     for word, name in (("batching_dims", "batching"), ("contracting_dims", "contracting")):
         for side, values in zip(("lhs", "rhs"), numbers.get(word, ((), ())), strict=True):
-            fields.append(f"{side}_{name}_dimensions = {bracketed(values)}")
+            fields.append(f"{side}_{name}_dimensions = {bracket(values)}")
     return ", ".join(fields)
 
 
@@ -223,7 +223,7 @@ class _Convolution:
         for literal in (",", "window", "="):
             cursor.expect(literal)
         names = dict(self.WINDOW)
-        for _ in cursor.listed("{", "}"):
+        for _ in cursor.read_list("{", "}"):
             start, word = cursor.start, cursor.word()
             name = names.get(word)
             if name is None or name in draft.attrs:
@@ -237,11 +237,11 @@ class _Convolution:
     def _window_value(self, reader: Reader, word: str) -> Any:
         cursor = reader.cursor
         if word == "reverse":
-            return DenseArray(dtype("i1"), tuple([_truth(cursor) for _ in cursor.listed("[", "]")]))
+            return DenseArray(dtype("i1"), tuple([_truth(cursor) for _ in cursor.read_list("[", "]")]))
         if word != "pad":
             return read_list(reader)
         start = cursor.start
-        rows = [read_list(reader).values for _ in cursor.listed("[", "]")]
+        rows = [read_list(reader).values for _ in cursor.read_list("[", "]")]
         if any(len(row) != 2 or any(abs(n) >= 1 << 63 for n in row) for row in rows):
             cursor.fail("unexpected padding", at=start, expected="[[low, high], …]", got=rows)
         return Constant.of(np.array(rows, np.int64).reshape(len(rows), 2), i64)
@@ -261,8 +261,8 @@ class _Convolution:
         if word == "reverse":
             return "[" + ", ".join("true" if each else "false" for each in value) + "]"
         if word == "pad":
-            return "[" + ", ".join(bracketed(row) for row in value) + "]"
-        return bracketed(value)
+            return "[" + ", ".join(bracket(row) for row in value) + "]"
+        return bracket(value)
 
 
 def _truth(cursor: Cursor) -> bool:
@@ -324,7 +324,7 @@ class _Reduce:
         inner = self._inner(op)
         if inner:
             text += f" applies {inner}"
-        text += f" across dimensions = {bracketed(op.attrs['dimensions'])}{writer.dictionary(op, ('dimensions',))}"
+        text += f" across dimensions = {bracket(op.attrs['dimensions'])}{writer.dictionary(op, ('dimensions',))}"
         text += f" : {writer.function_type(op)}"
         if inner:
             return text
@@ -352,7 +352,7 @@ class _While:
     def read(self, reader: Reader, draft: Draft) -> None:
         cursor = reader.cursor
         names = []
-        for _ in cursor.listed("(", ")"):
+        for _ in cursor.read_list("(", ")"):
             names.append(cursor.expect_kind(VALUE, "%name"))
             cursor.expect("=")
             draft.operands.append(reader.operand())
@@ -387,10 +387,10 @@ class _Scan:
 
     def read(self, reader: Reader, draft: Draft) -> None:
         cursor = reader.cursor
-        draft.operands += [reader.operand() for _ in cursor.listed("(", ")")]
+        draft.operands += [reader.operand() for _ in cursor.read_list("(", ")")]
         inputs = len(draft.operands)
         cursor.expect("inits")
-        draft.operands += [reader.operand() for _ in cursor.listed("(", ")")]
+        draft.operands += [reader.operand() for _ in cursor.read_list("(", ")")]
         cursor.expect("dimension")
         cursor.expect("=")
         draft.attrs["dimension"] = Int(cursor.integer())

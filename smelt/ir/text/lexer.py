@@ -111,7 +111,7 @@ class Cursor:
             self.fail("unexpected text", expected=what)
         return self.advance()
 
-    def listed(self, opening: str, closing: str) -> Iterator[None]:
+    def read_list(self, opening: str, closing: str) -> Iterator[None]:
         """One iteration for each item of `opening item, item closing`; the caller reads the item."""
         self.expect(opening)
         if self.accept(closing):

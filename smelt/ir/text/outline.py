@@ -122,10 +122,10 @@ class Outline:
         while cursor.token != "#-}":
             section = cursor.word()
             cursor.expect(":")
-            for _ in cursor.listed("{", "}"):
+            for _ in cursor.read_list("{", "}"):
                 cursor.word()
                 cursor.expect(":")
-                for _ in cursor.listed("{", "}"):
+                for _ in cursor.read_list("{", "}"):
                     self._resource(section)
             if not cursor.accept(","):
                 break
@@ -261,7 +261,7 @@ class Outline:
         names: list[str] = []
         inputs: list[Type] = []
         arg_attrs: list[Attrs] = []
-        for _ in cursor.listed("(", ")"):
+        for _ in cursor.read_list("(", ")"):
             if cursor.kind == VALUE:
                 names.append(cursor.advance())
                 cursor.expect(":")
@@ -272,7 +272,7 @@ class Outline:
         result_attrs: list[Attrs] = []
         if cursor.accept("->"):
             if cursor.token == "(":
-                for _ in cursor.listed("(", ")"):
+                for _ in cursor.read_list("(", ")"):
                     results.append(self.types.value())
                     result_attrs.append(self._optional_dictionary())
             else:

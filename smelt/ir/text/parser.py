@@ -214,7 +214,7 @@ class Parser:
         cursor.advance()
         values: list[Value] = []
         if generic:
-            values = [self.operand() for _ in cursor.listed("(", ")")]
+            values = [self.operand() for _ in cursor.read_list("(", ")")]
         elif cursor.kind == VALUE:
             values.append(self.operand())
             while cursor.accept(","):
@@ -410,13 +410,13 @@ class Parser:
 
     def generic(self, draft: Draft) -> None:
         cursor = self.cursor
-        draft.operands += [self.operand() for _ in cursor.listed("(", ")")]
+        draft.operands += [self.operand() for _ in cursor.read_list("(", ")")]
         start = cursor.start
         draft.attrs |= self.attributes.properties()
         if draft.attrs and not draft.definition.attrs and draft.definition.dialect in ("stablehlo", "chlo"):
             cursor.fail(f"{draft.name} has no properties", at=start, got=", ".join(draft.attrs))
         if cursor.token == "(":
-            for _ in cursor.listed("(", ")"):
+            for _ in cursor.read_list("(", ")"):
                 draft.regions.append(self.region(draft))
         self.dictionary(draft)
         cursor.expect(":")
@@ -448,7 +448,7 @@ class Parser:
         cursor.advance()
         args = []
         if cursor.token == "(":
-            args = [self.argument() for _ in cursor.listed("(", ")")]
+            args = [self.argument() for _ in cursor.read_list("(", ")")]
         cursor.expect(":")
         return args
 

@@ -156,7 +156,7 @@ class _Printer:
         self.depth += 1
         heads = [self._result_names(op) for op in region.ops]  # before what is inside the ops, as MLIR numbers them
         for head, op in zip(heads, region.ops, strict=True):
-            lines.append(pad + head + self._unnamed(op))
+            lines.append(pad + head + self._without_names(op))
         lines.append(pad + self._terminator(terminator, region.results))
         self.depth -= 1
         lines.append(_STEP * self.depth + "}")
@@ -194,9 +194,9 @@ class _Printer:
     # ---- ops ----
 
     def op(self, op: Op) -> str:
-        return self._result_names(op) + self._unnamed(op)
+        return self._result_names(op) + self._without_names(op)
 
-    def _unnamed(self, op: Op) -> str:
+    def _without_names(self, op: Op) -> str:
         """An op without the names of its results."""
         definition = OPS.get(op.name)
         with self._arguments_inside():

@@ -68,7 +68,7 @@ class Types:
                 cursor.fail("unexpected text", expected="a type")
             start = cursor.start
             if cursor.accept("tuple"):
-                return Tuple(tuple(self.value() for _ in cursor.listed("<", ">")))
+                return Tuple(tuple(self.value() for _ in cursor.read_list("<", ">")))
             word = cursor.token
             if word in ("complex", "memref", "vector"):
                 cursor.advance()
@@ -81,19 +81,19 @@ class Types:
 
     def function(self) -> FuncType:
         """`(a, b) -> c` or `(a) -> (b, c)`."""
-        inputs = self.listed()
+        inputs = self.read_list()
         self.cursor.expect("->")
         return FuncType(inputs, self.results())
 
     def results(self) -> tuple[Type, ...]:
         """One type, or any number in parentheses."""
         if self.cursor.token == "(":
-            return self.listed()
+            return self.read_list()
         return (self.attribute_type(),)
 
-    def listed(self) -> tuple[Type, ...]:
+    def read_list(self) -> tuple[Type, ...]:
         """`(a, b)`"""
-        return tuple([self.attribute_type() for _ in self.cursor.listed("(", ")")])
+        return tuple([self.attribute_type() for _ in self.cursor.read_list("(", ")")])
 
     def row(self) -> list[Type]:
         """`a, b`"""
@@ -132,7 +132,7 @@ class Types:
                 element = _SCALARS.get(simple[2])
                 if element is not None:
                     sizes = [self._size(size) for size in simple[1].split("x")[:-1]]
-                    shape = self._simple[text] = self._checked(element, sizes, cursor.start)
+                    shape = self._simple[text] = self._make_shape(element, sizes, cursor.start)
             if shape is not None:
                 cursor.seek(simple.end())
                 return shape
@@ -167,7 +167,7 @@ class Types:
         if cursor.accept(","):
             sizes, bounds = self._encoding(sizes)
         cursor.expect(">")
-        return self._checked(element, sizes, start, bounds)
+        return self._make_shape(element, sizes, start, bounds)
 
     def _size(self, text: str) -> Size:
         if text == "?":
@@ -176,7 +176,7 @@ class Types:
             self.cursor.fail("a size is too large", at=self.cursor.start, expected=f"at most {MAX_SIZE}", got=text[:40])
         return int(text)
 
-    def _checked(
+    def _make_shape(
         self, element: ElementType, sizes: list[Size], start: int, bounds: tuple[int | None, ...] | None = None
     ) -> Shape:
         if len(sizes) > MAX_RANK:
@@ -304,7 +304,7 @@ class Types:
         if axis is None:
             pairs = [self._scale(least, most, start)]
         else:
-            pairs = [self._scale(least, most, start) for _ in cursor.listed("{", "}")]
+            pairs = [self._scale(least, most, start) for _ in cursor.read_list("{", "}")]
         cursor.expect(">")
         if axis is not None and axis < 0:
             cursor.fail("a negative axis", at=start, got=axis)
@@ -337,7 +337,7 @@ class Types:
         if name == "stablehlo.future":
             cursor.advance()
             with cursor.deeper():
-                return Future(tuple(self.value() for _ in cursor.listed("<", ">")))
+                return Future(tuple(self.value() for _ in cursor.read_list("<", ">")))
         cursor.advance()
         if name in self.aliases.places:
             found: Type | DialectType = self.aliases.resolve(cursor, name, self.any)

@@ -174,7 +174,7 @@ class _Block:
         width, keys = attn.width, attn.axes.size(attn.axes.key)
         step = min(self.schedule.keys, keys) if isinstance(keys, int) else self.schedule.keys
         depth, values = attn.depth, attn.values
-        used = attn.bounded(nest, self.schedule.queries, attn.queries, self.first)
+        used = attn.clip(nest, self.schedule.queries, attn.queries, self.first)
         self.used = used
         self.lanes = attn.lanes(nest, self.first, used)
         queries = attn.array(nest, "query", depth * width)
@@ -194,7 +194,7 @@ class _Block:
             limit = self.reach.limit(nest, self.at, self.number, queries) if self.reach is not None else None
             with nest.loop(ceildiv(keys, step), "ordered") as block:
                 start = nest.let(scale(block, step))
-                count = attn.bounded(nest, step, keys, start)
+                count = attn.clip(nest, step, keys, start)
 
                 def turn(start: Expr, count: Expr, masked: Expr | None) -> None:
                     self.multiply(1, start, (scores, count, queries, Amount(depth)))
@@ -249,12 +249,12 @@ class _Block:
         if self.attn.numbers.softcap:
             with nest.loop(count, "ordered") as j, nest.loop(width, "lane") as i:
                 place = add(scale(j, width), i)
-                nest.write(scores, place, self.attn.capped(nest, nest.read(scores, place, f32)))
+                nest.write(scores, place, self.attn.cap(nest, nest.read(scores, place, f32)))
         if masked is not None:
             with nest.guard(masked), nest.loop(count, "ordered") as j, nest.loop(used, "lane") as i:
                 place = add(scale(j, width), i)
                 at = {**self.at, **self.lanes(i), self.attn.axes.key: add(start, j)}
-                nest.write(scores, place, self.attn.masked(nest, nest.read(scores, place, f32), at))
+                nest.write(scores, place, self.attn.mask(nest, nest.read(scores, place, f32), at))
         with nest.loop(count, "ordered") as j, nest.loop(width, "lane") as i:
             score, old = (
                 nest.read(scores, add(scale(j, width), i), f32),

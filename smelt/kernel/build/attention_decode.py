@@ -32,7 +32,7 @@ def build_decode(nest: Nest, attn: Attention, schedule: AttentionSchedule, here:
     with nest.loops((*sizes, chunks * here)) as index:
         at = dict(zip(axes.batch, index, strict=False))
         start = nest.let(scale(index[-1], schedule.chunk))
-        count = attn.bounded(nest, schedule.chunk, keys, start)
+        count = attn.clip(nest, schedule.chunk, keys, start)
         scores = attn.array(nest, "score", min(schedule.chunk, keys) if isinstance(keys, int) else schedule.chunk)
         with nest.loop(queries, "ordered") as query:
             here_at = {**at, **attn.apart(query)}
@@ -90,8 +90,8 @@ def _weigh(nest: Nest, attn: Attention, at: At, scores: str, start: Expr, count:
     axes = attn.axes
     if attn.numbers.softcap or attn.numbers.roles[3:]:
         with nest.loop(count, "lane") as j:
-            score = attn.capped(nest, nest.read(scores, j, f32))
-            nest.write(scores, j, attn.masked(nest, score, {**at, axes.key: add(start, j)}))
+            score = attn.cap(nest, nest.read(scores, j, f32))
+            nest.write(scores, j, attn.mask(nest, score, {**at, axes.key: add(start, j)}))
     best = fold_here(nest, "maximum", Number(-inf, f32), count, lambda j: nest.read(scores, j, f32))
     none = nest.apply("EQ", best, Number(-inf, f32), dtype=i1)
     safe = nest.apply("select", none, Number(0.0, f32), best, dtype=f32)

@@ -80,13 +80,13 @@ class VisibleKeys(Frozen):
                 nest.store(self.plain, add(scale(row, keys), j), Number(True, i1))
             floor = nest.declare(f32, Number(inf, f32))
             first = scale(index[-1], self.schedule.queries)
-            with nest.loop(attn.bounded(nest, self.schedule.queries, self.queries, first), "ordered") as i:
+            with nest.loop(attn.clip(nest, self.schedule.queries, self.queries, first), "ordered") as i:
                 here = {**at, **attn.apart(add(first, i))}
                 greatest = nest.fold(
                     "maximum",
                     Number(-inf, f32),
                     keys,
-                    lambda j: attn.masked(nest, Number(0.0, f32), {**here, axes.key: j}),
+                    lambda j: attn.mask(nest, Number(0.0, f32), {**here, axes.key: j}),
                 )
                 nest.emit(Set(floor, nest.apply("minimum", nest.keep(floor), greatest)))
                 with nest.loop(keys, "lane") as j:
@@ -96,7 +96,7 @@ class VisibleKeys(Frozen):
     def see(self, nest: Nest, place: Expr, at: At) -> None:
         """Include one more query in the levels of a key."""
         zero, one = Number(0.0, f32), Number(1.0, f32)
-        moved, other = self.attn.masked(nest, zero, at), self.attn.masked(nest, one, at)
+        moved, other = self.attn.mask(nest, zero, at), self.attn.mask(nest, one, at)
         same = nest.both(nest.apply("EQ", moved, zero, dtype=i1), nest.apply("EQ", other, one, dtype=i1))
         old = nest.keep(self.load(nest, self.tops, place, f32))
         was = nest.keep(self.load(nest, self.plain, place, i1))

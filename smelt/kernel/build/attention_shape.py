@@ -72,14 +72,14 @@ class Attention(Frozen):
         element = self.element(nest, 0, at)
         return element if self.numbers.scale == 1 else nest.apply("multiply", element, Number(self.numbers.scale, f32))
 
-    def capped(self, nest: Nest, score: Expr) -> Expr:
+    def cap(self, nest: Nest, score: Expr) -> Expr:
         cap = self.numbers.softcap
         if not cap:
             return score
         inner = nest.apply("multiply", score, Number(1 / cap, f32))
         return nest.apply("multiply", nest.apply("tanh", inner), Number(cap, f32))
 
-    def masked(self, nest: Nest, score: Expr, at: At) -> Expr:
+    def mask(self, nest: Nest, score: Expr, at: At) -> Expr:
         """A score after all masks."""
         fill = iter(self.numbers.fill)
         for role, word, mask in zip(self.numbers.roles, self.axes.words, self.op.operands, strict=True):
@@ -124,17 +124,17 @@ class Attention(Frozen):
             return lambda lane: self.apart(add(first, lane))
         arrays = {letter: nest.tile("place", i64, self.width) for letter in self.axes.rows}
         with nest.loop(used, "ordered") as lane:
-            query = self._named(nest, add(first, lane), self.queries)
+            query = self._let(nest, add(first, lane), self.queries)
             for letter, place in self.apart(query).items():
                 nest.write(arrays[letter], lane, place)
 
         def places(lane: Expr) -> dict[str, Expr]:
             items = {letter: Load(Place(name, lane), i64) for letter, name in arrays.items()}
-            return {letter: self._named(nest, item, self.axes.sizes[letter]) for letter, item in items.items()}
+            return {letter: self._let(nest, item, self.axes.sizes[letter]) for letter, item in items.items()}
 
         return places
 
-    def _named(self, nest: Nest, value: Expr, extent: Size) -> Var:
+    def _let(self, nest: Nest, value: Expr, extent: Size) -> Var:
         """A variable for a value that is known to be below the extent."""
         var = nest.var(i64, extent)
         nest.places[var] = nest.scope
@@ -144,7 +144,7 @@ class Attention(Frozen):
     def array(self, nest: Nest, stem: str, count: int) -> str:
         return nest.tile(stem, f32, max(count, 1))
 
-    def bounded(self, nest: Nest, most: int, size: Size, start: Expr) -> Expr:
+    def clip(self, nest: Nest, most: int, size: Size, start: Expr) -> Expr:
         """min(most, size - start)."""
         if isinstance(size, int) and size % most == 0:
             return Amount(most)

@@ -55,7 +55,7 @@ def _build_few(nest: Nest, attn: Attention, schedule: AttentionSchedule, here: S
     with nest.loops((*attn.heads, chunks * here)) as index:
         at = dict(zip(axes.batch, index, strict=False))
         start = nest.let(scale(index[-1], CHUNK))
-        count = attn.bounded(nest, CHUNK, axes.size(axes.key), start)
+        count = attn.clip(nest, CHUNK, axes.size(axes.key), start)
         _Chunk(nest, attn, at, start, count).write(parts, tuple(index), kept)
     join_chunks(nest, attn, parts, kept, here, output)
 
@@ -152,7 +152,7 @@ class _Chunk:
                 query, j = (nest.let(each) for each in split(item, CHUNK))
                 with nest.guard(nest.less(j, self.count)):
                     place = {**self.at, **attn.apart(query), axes.key: add(self.start, j)}
-                    nest.write(scores, item, attn.masked(nest, attn.capped(nest, nest.read(scores, item, f32)), place))
+                    nest.write(scores, item, attn.mask(nest, attn.cap(nest, nest.read(scores, item, f32)), place))
 
     def multiply_values(self, scores: str, parts: int, place: tuple[Expr, ...], kept: tuple[Size, ...]) -> None:
         """Weights times values on tensor cores."""
@@ -210,7 +210,7 @@ class _Chunk:
                         )
                         nest.emit(Set(total, nest.apply("fma", *pair, nest.keep(total), dtype=f32)))
                     place = {**self.at, **attn.apart(query), axes.key: add(self.start, first, j)}
-                    score = attn.masked(nest, attn.capped(nest, nest.keep(total)), place)
+                    score = attn.mask(nest, attn.cap(nest, nest.keep(total)), place)
                     nest.write(scores, add(scale(query, CHUNK), first, j), score)
 
     def weighted_sum(self, scores: str, parts: int, place: tuple[Expr, ...], kept: tuple[Size, ...]) -> None:

@@ -100,7 +100,7 @@ def expand_depthwise(nest: Nest, op: Op, output: Output, image: ExpandedImage) -
     with nest.loops((conv.batch, chunks, segments, conv.panels)) as (number, chunk, segment, panel):
         first, rows = chunk_bounds(nest, chunk, conv.out[0], chunks)
         left, wide = chunk_bounds(nest, segment, conv.out[1], segments)
-        expanded = nest.tile("made", f32, conv.needed(bands.max_rows) * row_size)
+        expanded = nest.tile("made", f32, conv.input_rows(bands.max_rows) * row_size)
         columns = Columns.of(nest, panel, conv.width, conv.channels, conv.form.total)
         with nest.loop(nest.let(Quotient(nest.let(add(rows, band - 1)), band)), "ordered") as iteration:
             done = nest.let(scale(iteration, band))
@@ -180,7 +180,7 @@ class _Conv(Frozen):
     @property
     def fits(self) -> bool:
         """Whether the input rows of one output row fit the local buffer."""
-        return 4 * self.needed(1) * self.row_size <= MAX_BYTES
+        return 4 * self.input_rows(1) * self.row_size <= MAX_BYTES
 
     @property
     def segments(self) -> Size:
@@ -214,7 +214,7 @@ class _Conv(Frozen):
         """Input rows that the next output row reads as well."""
         return max(0, self.window_rows - self.taps.strides[0])
 
-    def needed(self, rows: int) -> int:
+    def input_rows(self, rows: int) -> int:
         return (rows - 1) * self.taps.strides[0] + self.window_rows
 
     def count_chunks(self, planned: Size) -> Size:

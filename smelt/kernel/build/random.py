@@ -190,12 +190,12 @@ def philox(nest: Nest, key: Expr, low: Expr, high: Expr) -> list[Expr]:
     def product_of(x: Expr, multiplier: int) -> tuple[Expr, Expr]:
         return _halves(nest, nest.apply("multiply", nest.convert(x, ui64), Number(multiplier, ui64)))
 
-    def mixed(*words: Expr) -> Expr:
+    def mix(*words: Expr) -> Expr:
         return nest.apply("xor", nest.apply("xor", words[0], words[1]), words[2])
 
     for _ in range(10):
         (low0, high0), (low1, high1) = product_of(x0, MULTIPLIERS[0]), product_of(x2, MULTIPLIERS[1])
-        x0, x1, x2, x3 = mixed(high1, x1, key0), low1, mixed(high0, x3, key1), low0
+        x0, x1, x2, x3 = mix(high1, x1, key0), low1, mix(high0, x3, key1), low0
         key0, key1 = (
             nest.apply("add", each, Number(step, ui32)) for each, step in zip((key0, key1), STEPS, strict=True)
         )

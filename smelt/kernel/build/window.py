@@ -219,21 +219,21 @@ def _items(nest: Nest, op: Op, places: Index, fits: Sequence[list[Expr]]) -> lis
     items: list[Expr] = []
     for value, start, kind in zip(inputs, starts, kinds, strict=True):
 
-        def found(value: Value = value, kind: DType = kind, places: Index = places) -> Expr:
+        def pull(value: Value = value, kind: DType = kind, places: Index = places) -> Expr:
             return nest.convert(nest.pull(value, places), kind)
 
         def missing(start: Value = start, kind: DType = kind) -> Expr:
             return nest.convert(nest.pull(start, ()), kind)
 
         if not conditions:
-            items.append(found())
+            items.append(pull())
         elif all(isinstance(size, int) and size > 0 for size in sizes):  # a clamped position can always be read
             moved = tuple(
                 nest.clamp(at, size - 1) if dim else at for at, size, dim in zip(places, sizes, fits, strict=True)
             )
-            items.append(nest.apply("select", nest.both(*conditions), found(places=moved), missing(), dtype=kind))
+            items.append(nest.apply("select", nest.both(*conditions), pull(places=moved), missing(), dtype=kind))
         else:
-            items.append(nest.choose(nest.both(*conditions), found, missing, kind))
+            items.append(nest.choose(nest.both(*conditions), pull, missing, kind))
     return items
 
 

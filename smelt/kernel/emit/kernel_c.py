@@ -32,7 +32,7 @@ from smelt.kernel.loops.grammar import (
     Tile,
     Transpose,
     While,
-    declared,
+    declared_variables,
     used_tiles,
     used_variables,
     walk_statements,
@@ -104,7 +104,7 @@ class KernelPrinter(Printer):
     def core(self, loop: For, depth: int) -> list[str]:
         """A parallel loop: a function over a range of its iterations."""
         name = f"{self.name}_{len(self.outlined)}"
-        inside = {loop.var, *(var for each in walk_statements(loop.body) for var in declared(each))}
+        inside = {loop.var, *(var for each in walk_statements(loop.body) for var in declared_variables(each))}
         captured = [var for var in dict.fromkeys([*used_variables(loop.body)]) if var not in inside]
         lent = [each for each in used_tiles(loop.body) if each in self.arrays]
         fields = "".join(f" {math.register(var.dtype)} {var.name};" for var in captured)

@@ -88,7 +88,7 @@ class CudaKernel:
         for i, stage in enumerate(stages):
             printer = StagePrinter(f"{self.name}_{i}", stage=stage, saved_bytes=saved)
             texts.append(printer.emit())
-            self.launches.append(printer.launched())
+            self.launches.append(printer.launch_record())
         return "\n".join(texts)
 
 
@@ -109,9 +109,9 @@ class StagePrinter(Printer):
         before = self.block(stage.before, 1)
         extent = None if stage.extent is None else self.expr(stage.extent)
         body = self.block(stage.body, 1 if extent is None else 2)
-        lines = [*self.tiles(), *self.restored(), *before]
+        lines = [*self.tiles(), *self.restore(), *before]
         if extent is None:
-            lines += [*body, *self.saved()]
+            lines += [*body, *self.save()]
         else:
             assert stage.var is not None
             groups, var = stage.groups * self.at_once, stage.var.name
@@ -131,7 +131,7 @@ class StagePrinter(Printer):
         start = [f"  const int {LANE} = {lane}; (void){LANE};", "  SMELT_RELEASE();"]
         return "\n".join([head, *start, *self.locals.values(), *lines, "}"])
 
-    def launched(self) -> Launched:
+    def launch_record(self) -> Launched:
         stage = self.stage
         extent = static_extent(stage.extent)
         single = stage.extent is None
@@ -220,11 +220,11 @@ class StagePrinter(Printer):
             lines.append(f"  {kind} *const {tile.name} = ({kind} *)(smelt_memory + {at});")
         return lines
 
-    def restored(self) -> list[str]:
+    def restore(self) -> list[str]:
         kinds = [(math.register(var.dtype), var, at) for var, at in self.stage.restores]
         return [f"  const {kind} {var.name} = *(const {kind} *)(smelt_memory + {at});" for kind, var, at in kinds]
 
-    def saved(self) -> list[str]:
+    def save(self) -> list[str]:
         kinds = [(math.register(var.dtype), var, at) for var, at in self.stage.saves]
         return [f"  if ({LANE} == 0) *({kind} *)(smelt_memory + {at}) = {var.name};" for kind, var, at in kinds]
 
@@ -251,7 +251,7 @@ class StagePrinter(Printer):
                 return [*at_once, head, *self.block(body, depth + 1), f"{pad}}}"]
             case Store() if not self.alone:
                 (line,) = self.plain(stmt, 0)
-                return self.fenced([f"{pad}if ({LANE} == 0) {line}"], stmt, pad, always=True)
+                return self.fence([f"{pad}if ({LANE} == 0) {line}"], stmt, pad, always=True)
             case Tile(name, dtype, count):
                 return [f"{pad}{math.register(dtype)} {name}[{count}];"] if self.stage.group == "thread" else []
             case Fold() if not self.alone and stmt.lanes > 1:
@@ -261,9 +261,9 @@ class StagePrinter(Printer):
             case Transpose(target, source):
                 rows, columns = (size.value for size in source.sizes if isinstance(size, Number))
                 sides = f"{source.place.array}, {rows}, {columns}, {target.place.array}"
-                return self.fenced([f"{pad}smelt_transpose({self.members}, {sides});"], stmt, pad)
+                return self.fence([f"{pad}smelt_transpose({self.members}, {sides});"], stmt, pad)
             case Mma():
-                return self.fenced([f"{pad}{self.mma(stmt)}"], stmt, pad)
+                return self.fence([f"{pad}{self.mma(stmt)}"], stmt, pad)
             case BlockMma():
                 raise UnsupportedError(f"block-quantised GEMM of {stmt.format} on a GPU", remedy='device="cpu"')
             case Fail():
@@ -277,7 +277,7 @@ class StagePrinter(Printer):
             return "0, 1"
         return f"{LANE}, {WARP if self.stage.group == 'warp' else self.stage.threads}"
 
-    def fenced(self, lines: list[str], stmt: Stmt, pad: str, *, always: bool = False) -> list[str]:
+    def fence(self, lines: list[str], stmt: Stmt, pad: str, *, always: bool = False) -> list[str]:
         """Statements whose stores other threads of the group may read: a barrier on either side.
 
         `always`: one thread stores what all have read from a buffer that may share the memory.
@@ -300,7 +300,7 @@ class StagePrinter(Printer):
         into_tiles = all(isinstance(array, str) for array in stores_to(loop.body))  # which no buffer shares memory with
         simple = into_tiles and all(isinstance(each, Let | Store) for each in loop.body)
         at_once = ["#pragma unroll 8"] if simple else []
-        return self.fenced([*at_once, head, *body, f"{pad}}}"], loop, pad)
+        return self.fence([*at_once, head, *body, f"{pad}}}"], loop, pad)
 
     def shared_fold(self, fold: Fold, depth: int) -> list[str]:
         """Its lanes are those of a warp, and halves are combined by shuffles. Every warp of a block computes it."""

@@ -72,7 +72,7 @@ class ProgramPrinter:
         """
         symbols = self.symbols
         lines = [f"int {self.name}_measure(const i64 *n, i64 *out) {{", "  (void)n; int bad = 0;"]
-        lines += [f"  if ({_broken(check, symbols)}) return {i + 1};" for i, check in self.plan.entry_checks.items()]
+        lines += [f"  if ({_violation(check, symbols)}) return {i + 1};" for i, check in self.plan.entry_checks.items()]
         given = {*self.plan.symbols}
         for size in self._kernel_sizes(kernels):
             if not isinstance(size, int) and symbols_of(size) <= given:
@@ -247,7 +247,7 @@ class ProgramPrinter:
             check = self.plan.checks[i]
             values = [size_text(size, self.symbols) for size in (check.a, check.b)]
             record = " ".join(f"ctx->record[{place}] = {text};" for place, text in enumerate(values))
-            lines.append(f"{pad}if ({_broken(check, self.symbols)}) {{ {record} return {UNFIT + i}; }}")
+            lines.append(f"{pad}if ({_violation(check, self.symbols)}) {{ {record} return {UNFIT + i}; }}")
         return lines
 
     def _number(self, buffer: int) -> str:
@@ -259,7 +259,7 @@ class ProgramPrinter:
         return f"*(i32 *)b[{buffer}]"
 
 
-def _broken(check: Check, symbols: dict[str, str]) -> str:
+def _violation(check: Check, symbols: dict[str, str]) -> str:
     """A condition in C: the check fails, or a number in it overflows 64 bits."""
     a, b = sure_text(check.a, symbols), sure_text(check.b, symbols)
     return f"!({a} {check.relation} {b}) || bad"

@@ -497,7 +497,7 @@ def _inside(held: Any) -> tuple[Expr, ...]:
     return (held,)
 
 
-def declared(statement: Stmt) -> tuple[Var, ...]:
+def declared_variables(statement: Stmt) -> tuple[Var, ...]:
     """The variables that a statement declares."""
     return () if isinstance(statement, Set) else tuple(getattr(statement, name) for name in _VARS[type(statement)])
 

@@ -55,7 +55,7 @@ from smelt.kernel.tune.schedules import (
     Schedule,
     blocking_of,
     default_schedule,
-    untuned,
+    no_schedule,
 )
 from smelt.kernel.tune.tunables import Tunables
 from smelt.shape import Shape
@@ -158,7 +158,7 @@ class Nest:
     views: Mapping[Value, View] = field(default_factory=dict)
     expanded: Mapping[Value, ExpandedImage] = field(default_factory=dict)  # images that the kernel computes in bands
     scratches: list[int] = field(default_factory=list)  # buffers of this kernel alone
-    schedules: Lookup = untuned
+    schedules: Lookup = no_schedule
     chosen: dict[KernelKey, Schedule] = field(default_factory=dict)  # by the kernel's builders
     tunables: Tunables | None = None  # block sizes are set at run time
 

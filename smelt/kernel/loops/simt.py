@@ -35,7 +35,7 @@ from smelt.kernel.loops.grammar import (
     Tile,
     Transpose,
     Var,
-    declared,
+    declared_variables,
     expressions,
     loads,
     places,
@@ -141,7 +141,7 @@ def _list_saved(parts: Sequence[_Part]) -> Saved:
     for i, part in enumerate(parts):
         later = parts[i + 1 :]
         wanted = {var for each in later for var in used_variables(_statements(each))}
-        for var in (var for each in part.before for var in declared(each) if var in wanted):
+        for var in (var for each in part.before for var in declared_variables(each) if var in wanted):
             variables[var] = size
             size += SLOT
         lent = {name for each in later for name in used_tiles(_statements(each))}
@@ -156,13 +156,13 @@ def _statements(part: _Part) -> tuple[Stmt, ...]:
 
 
 def _stage(part: _Part, saved: Saved, room: int) -> Stage:
-    own = {var for each in part.before for var in declared(each)}
+    own = {var for each in part.before for var in declared_variables(each)}
     body, var, extent, group = part.before, None, None, "warp"
     if part.loop is not None:
         body, var, extent, group = _place(part.loop)
     elif _has(body, Mma | BlockMma) or _has_long_loops(body):
         group = "block"
-    before = _needed(part.repeated, body)
+    before = _dependencies(part.repeated, body)
     used = {*used_variables((*before, *body)), *(each for each in _extent_variables(extent))}
     named = {*used_tiles(body)}
     kept = tuple((tile, at) for tile, at in saved.tiles if tile.name in named)
@@ -199,12 +199,13 @@ def _extent_variables(extent: Expr | None) -> Iterator[Var]:
     return iter(()) if extent is None else used_variables((Let(Var(""), extent),))
 
 
-def _needed(statements: Sequence[Stmt], body: Sequence[Stmt]) -> tuple[Stmt, ...]:
+def _dependencies(statements: Sequence[Stmt], body: Sequence[Stmt]) -> tuple[Stmt, ...]:
     """The statements that a body depends on."""
     wanted = {*used_variables(body)}
     kept: list[Stmt] = []
     for each in reversed(statements):
-        names = {*declared(each), *(inner.var for inner in walk_statements((each,)) if isinstance(inner, Set))}
+        assigned = {inner.var for inner in walk_statements((each,)) if isinstance(inner, Set)}
+        names = assigned.union(declared_variables(each))
         if names & wanted:
             kept.append(each)
             wanted.update(used_variables((each,)))

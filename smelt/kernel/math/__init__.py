@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from smelt.dtype import DType
 from smelt.kernel.math import complex, conversion, double, integer, narrow, quantise, real, single, special
-from smelt.kernel.math.conversion import bitcast, convert, is_narrow, literal, load, rounded, store
+from smelt.kernel.math.conversion import bitcast, convert, is_narrow, literal, load, round_narrow, store
 from smelt.kernel.math.pieces import order
 
 __all__ = [
@@ -56,7 +56,7 @@ def storage(dtype: DType) -> str:
         return f"c{dtype.bits}"
     if is_narrow(dtype):
         return "ui16" if dtype.bits == 16 else "ui8"
-    return "ui8" if dtype.kind == "bool" else integer.held(dtype) if dtype.is_integer else dtype.name
+    return "ui8" if dtype.kind == "bool" else integer.storage_type(dtype) if dtype.is_integer else dtype.name
 
 
 def register(dtype: DType) -> str:
@@ -80,7 +80,7 @@ def apply(function: str, args: Sequence[str], operands: Sequence[DType], result:
         return None
     text = form.format(*args)
     exact = function in _CHOOSING or (result.bits == 16 and function in _EXACT_IN_16_BITS)
-    return rounded(text, result) if is_narrow(result) and not exact else text
+    return round_narrow(text, result) if is_narrow(result) and not exact else text
 
 
 def _divides(text: str) -> bool:
@@ -98,7 +98,7 @@ def reduce_precision(value: str, dtype: DType, exponent_bits: int, mantissa_bits
     if dtype.name != "bf16" and exponent_bits >= int(dtype.name[dtype.name.index("E") + 1]):
         exponent = 8
     text = f"smelt_reduce_precision_f32({value}, {exponent}, {mantissa})"
-    return text if dtype.name == "bf16" else rounded(text, dtype)
+    return text if dtype.name == "bf16" else round_narrow(text, dtype)
 
 
 def prelude(source: str) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 
 from smelt.dtype import DTYPES, DType, integer_range
 from smelt.ir.cast import cast
-from smelt.kernel.math.integer import cut, held
+from smelt.kernel.math.integer import cut, storage_type
 from smelt.kernel.math.pieces import number
 
 PIECES: dict[str, str] = {
@@ -46,7 +46,7 @@ def real(dtype: DType) -> str:
     return "f64" if dtype.bits == 64 else "f32"
 
 
-def rounded(text: str, dtype: DType) -> str:
+def round_narrow(text: str, dtype: DType) -> str:
     """An f32 as the nearest value of a narrow float."""
     return f"smelt_round_{dtype.name}({text})"
 
@@ -68,7 +68,7 @@ def convert(value: str, source: DType, target: DType) -> str:
             return f"smelt_{_plain(target)}_from_{real(source)}({value})"
         return cut(value, target)
     if is_narrow(target):
-        return rounded(_single(value, source), target)
+        return round_narrow(_single(value, source), target)
     return f"(({target.name}){value})"
 
 
@@ -87,7 +87,7 @@ def _single(value: str, source: DType) -> str:
 
 def _to_integer(target: DType, source: str) -> str:
     """Truncation within the range, the nearest end of it outside, 0 for nan."""
-    t = held(target)
+    t = storage_type(target)
     low, high = integer_range(target)
     mantissa = 24 if source == "f32" else 53
     if high < 1 << mantissa:

@@ -16,7 +16,7 @@ _INFIX = {"add": "+", "subtract": "-", "multiply": "*", "and": "&", "or": "|", "
 _PREFIX = {"negate": "-", "not": "~"}
 
 
-def held(dtype: DType) -> str:
+def storage_type(dtype: DType) -> str:
     """The C type that holds an integer."""
     if dtype.bits < 8:
         return "i8" if dtype.kind == "int" else "ui8"
@@ -26,7 +26,7 @@ def held(dtype: DType) -> str:
 def cut(text: str, dtype: DType) -> str:
     """The low bits of an integer expression, in the type that holds `dtype`."""
     if dtype.bits >= 8:
-        return f"(({held(dtype)})({text}))"
+        return f"(({storage_type(dtype)})({text}))"
     if dtype.kind == "uint":
         return f"((ui8)(({text}) & {(1 << dtype.bits) - 1}))"
     unused = 8 - dtype.bits
@@ -58,7 +58,7 @@ def _division(dtype: DType) -> str:
 
 def _pieces(dtype: DType) -> dict[str, str]:
     """name → (parameters, body) of the functions of one type."""
-    t, wide, width = held(dtype), _wide(dtype), dtype.bits
+    t, wide, width = storage_type(dtype), _wide(dtype), dtype.bits
     signed = dtype.kind == "int"
     _, high = integer_range(dtype)
     all_ones = "-1" if signed else f"{high}u" + ("ll" if width == 64 else "")
@@ -66,7 +66,7 @@ def _pieces(dtype: DType) -> dict[str, str]:
     by_minus_one = f"y == -1 ? {cut('-x', dtype)} : " if signed else ""
     amount = f"{wide} amount = {_bits('y', dtype)}"
     last = f"(amount < {width - 1} ? amount : {width - 1})"
-    turned = f"({held(DTYPES[f'i{width}'])}){cut('x', DTYPES[f'i{width}'])}"
+    turned = f"({storage_type(DTYPES[f'i{width}'])}){cut('x', DTYPES[f'i{width}'])}"
     counted = "popcount64" if width == 64 else "popcount32"
     bits = _bits("x", dtype)
     two = f"{t} x, {t} y"

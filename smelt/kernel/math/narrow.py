@@ -141,7 +141,7 @@ FORMS: dict[tuple[str, str], str] = {
 
 def _load(name: str, of: Format) -> str:
     """Bit pattern → f32. Subnormal numbers are whole multiples of the unit."""
-    held, shift = _held(of), 23 - of.mantissa
+    held, shift = _storage_type(of), 23 - of.mantissa
     sign, fraction = 1 << (of.width - 1), (1 << of.mantissa) - 1
     lines = [
         f"  ui32 size = u & {sign - 1:#x}u, sign = ((ui32)u & {sign:#x}u) << {32 - of.width};",
@@ -182,8 +182,8 @@ def _store(name: str, of: Format) -> str:
         lines += [f"  ui32 code = x != x ? {sign:#x}u : finite;"]
     else:
         lines += ["  ui32 code = finite;"]
-    text = f"static inline {_held(of)} smelt_store_{name}(f32 x) {{\n" + "\n".join(lines)
-    return f"{text}\n  return ({_held(of)})(code | sign);\n}}"
+    text = f"static inline {_storage_type(of)} smelt_store_{name}(f32 x) {{\n" + "\n".join(lines)
+    return f"{text}\n  return ({_storage_type(of)})(code | sign);\n}}"
 
 
 def _round(name: str, of: Format) -> str:
@@ -224,12 +224,12 @@ def _next_after(name: str, of: Format) -> str:
 static inline f32 smelt_next_after_{name}(f32 x, f32 y) {{
   ui32 from = smelt_store_{name}(x), code = (y > x) == (x > 0.0f) ? from + 1 : from - 1;
   ui32 first = y < 0.0f ? {sign + 1:#x}u : 1u, next = x == 0.0f ? first : {gone};
-  f32 value = x == y ? y : smelt_load_{name}(({_held(of)})next);
+  f32 value = x == y ? y : smelt_load_{name}(({_storage_type(of)})next);
   return ((x != x) | (y != y)) ? x + y : value;
 }}"""
 
 
-def _held(of: Format) -> str:
+def _storage_type(of: Format) -> str:
     return "ui16" if of.width == 16 else "ui8"
 
 

@@ -45,7 +45,7 @@ from smelt.kernel.plan.plan import (
     remap_step,
 )
 from smelt.kernel.plan.runtime_checks import RUNTIME_CHECKS, SizeValue, region_size_checks
-from smelt.kernel.tune.schedules import Lookup, untuned
+from smelt.kernel.tune.schedules import Lookup, no_schedule
 from smelt.kernel.tune.tunables import EACH, Tunables
 from smelt.passes.split_prepare import DONATED
 from smelt.shape import Shape
@@ -60,7 +60,7 @@ def fuse(
     *,
     target: Target = BASELINE,
     keep_ops: bool = False,
-    schedules: Lookup = untuned,
+    schedules: Lookup = no_schedule,
     tunables: Tunables | None = None,
 ) -> Plan:
     """The plan of a function for a target; an op without a kernel raises UnsupportedError.
@@ -76,7 +76,7 @@ class _Fusion:
     func: Func
     target: Target = BASELINE
     keep_ops: bool = False
-    schedules: Lookup = untuned
+    schedules: Lookup = no_schedule
     tunables: Tunables | None = None
     stored: dict[Value, int] = field(default_factory=dict)
     buffers: list[Buffer] = field(default_factory=list)

@@ -15,7 +15,7 @@ from smelt.dim import Size, evaluate, symbols
 from smelt.dtype import DType
 from smelt.kernel.loops.grammar import Expr, Store, expressions, loads, places, walk_statements
 from smelt.kernel.plan.liveness import Leaf, Liveness, Set, members, set_of, written_by
-from smelt.kernel.plan.plan import Buffer, Copy, Kernel, Launch, Plan, remap_steps, touched, walk
+from smelt.kernel.plan.plan import Buffer, Copy, Kernel, Launch, Plan, remap_steps, touched_buffers, walk
 
 SAMPLE = 100  # value of a dynamic dimension when copies are compared
 # Kernels that write each element of their result, or of a part of it, in exactly one iteration.
@@ -182,7 +182,7 @@ def _rewrite(plan: Plan, representatives: Mapping[int, int]) -> Plan:
         if plan.buffers[i].kind == "argument" and plan.buffers[kept_buffer].kind == "result"
     )
     steps = remap_steps(plan.steps, representatives)
-    used = {i for step in steps for i in touched(step)}
+    used = {i for step in steps for i in touched_buffers(step)}
     kept = [
         i
         for i, buffer in enumerate(plan.buffers)

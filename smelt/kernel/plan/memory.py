@@ -12,7 +12,7 @@ from smelt.dim import Size, ceildiv, evaluate, symbols
 from smelt.frozen import Frozen
 from smelt.kernel.plan.in_place import overwritable_by
 from smelt.kernel.plan.liveness import Liveness, Set, members, set_of
-from smelt.kernel.plan.plan import Launch, Plan, touched, walk
+from smelt.kernel.plan.plan import Launch, Plan, touched_buffers, walk
 
 ALIGN = 64
 SAMPLE = 100  # value of a dynamic dimension when slots are compared
@@ -132,7 +132,7 @@ def lifetimes(plan: Plan) -> dict[int, tuple[int, int]]:
         alive, moment = now, then
 
     for leaf in Liveness.of(plan).leaves:
-        become((set_of(tuple(touched(leaf.step))) | leaf.after) & temporary, 2 * leaf.position)
+        become((set_of(tuple(touched_buffers(leaf.step))) | leaf.after) & temporary, 2 * leaf.position)
         become(leaf.after & temporary, 2 * leaf.position + 1)
     become(0, moment)
     return lives

@@ -189,7 +189,7 @@ def walk(steps: tuple[Step, ...]) -> Iterator[Step]:
                     yield from walk(branch)
 
 
-def touched(step: Step) -> Iterator[int]:
+def touched_buffers(step: Step) -> Iterator[int]:
     """The buffers that a step, or a step inside it, reads or writes."""
     for each in walk((step,)):
         match each:
@@ -216,22 +216,22 @@ def remap_steps(steps: Sequence[Step], buffers: Mapping[int, int]) -> tuple[Step
 def remap_step(step: Step, buffers: Mapping[int, int]) -> Step:
     """A step, and the steps inside it, with buffers replaced."""
 
-    def renamed(i: int) -> int:
+    def rename(i: int) -> int:
         return buffers.get(i, i)
 
     match step:
         case Launch(kernel, used, writes, covers):
-            targets = tuple(map(renamed, writes))
-            updates = tuple(i for i in dict.fromkeys(map(renamed, step.reads)) if i in targets)
-            return Launch(kernel, tuple(map(renamed, used)), targets, covers, updates)
+            targets = tuple(map(rename, writes))
+            updates = tuple(i for i in dict.fromkeys(map(rename, step.reads)) if i in targets)
+            return Launch(kernel, tuple(map(rename, used)), targets, covers, updates)
         case Copy(source, target):
-            return Copy(renamed(source), renamed(target))
+            return Copy(rename(source), rename(target))
         case Repeat(head, flag, body):
-            return Repeat(remap_steps(head, buffers), renamed(flag), remap_steps(body, buffers))
+            return Repeat(remap_steps(head, buffers), rename(flag), remap_steps(body, buffers))
         case Branch(selector, branches):
-            return Branch(renamed(selector), tuple(remap_steps(branch, buffers) for branch in branches))
+            return Branch(rename(selector), tuple(remap_steps(branch, buffers) for branch in branches))
         case Require(flags, check, numbers):
-            return Require(renamed(flags), check, tuple(map(renamed, numbers)))
+            return Require(rename(flags), check, tuple(map(rename, numbers)))
         case Measure(names, int(source)):
-            return Measure(names, renamed(source))
+            return Measure(names, rename(source))
     return step

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from smelt.dim import evaluate, symbols
 from smelt.kernel.plan.liveness import Set, members
 from smelt.kernel.plan.memory import SAMPLE, is_clearly_less, lifetimes
-from smelt.kernel.plan.plan import Copy, Ensure, Launch, Measure, Plan, Require, Step, touched, walk
+from smelt.kernel.plan.plan import Copy, Ensure, Launch, Measure, Plan, Require, Step, touched_buffers, walk
 
 
 def reorder(plan: Plan) -> Plan:
@@ -91,5 +91,5 @@ def _accesses(step: Step) -> tuple[Sequence[int], Sequence[int]]:
     """The buffers that a step reads and writes; those of a loop or a branch count as both."""
     if isinstance(step, Launch | Copy):
         return step.reads, step.writes
-    both = tuple(dict.fromkeys(touched(step)))
+    both = tuple(dict.fromkeys(touched_buffers(step)))
     return both, both

@@ -170,7 +170,7 @@ class RowBands(Frozen):
 Lookup: TypeAlias = Callable[[KernelKey], Schedule | None]
 
 
-def untuned(key: KernelKey) -> Schedule | None:
+def no_schedule(key: KernelKey) -> Schedule | None:
     """The lookup without measurements: every kernel gets its default."""
     return None
 

@@ -100,7 +100,7 @@ class Search:
 
     @property
     def is_done(self) -> bool:
-        return len(self.tried) >= self.limit and not self._undecided()
+        return len(self.tried) >= self.limit and not self._undecided_schedules()
 
     def propose(self, count: int) -> list[Schedule]:
         """Up to `count` schedules to measure: new ones, then those within the noise of the best."""
@@ -109,7 +109,7 @@ class Search:
         while untried and len(found) < min(count, self.limit - len(self.tried)):
             worth = self._score(untried, found)
             found.append(untried.pop(int(np.argmin(worth))))
-        found += [each for each in self._undecided() if each not in found][: count - len(found)]
+        found += [each for each in self._undecided_schedules() if each not in found][: count - len(found)]
         for each in found:
             self.proposals[each] = self.proposals.get(each, 0) + 1
         return found
@@ -167,7 +167,7 @@ class Search:
     def _features(self, schedules: Sequence[Schedule]) -> list[tuple[float, ...]]:
         return [features(self.key, each) for each in schedules]
 
-    def _undecided(self) -> list[Schedule]:
+    def _undecided_schedules(self) -> list[Schedule]:
         """Schedules to measure again, the most promising first: those that may still beat the best by `MIN_GAIN`, and
         the best itself where it has rivals or is not significant yet."""
         estimates = {each: self.estimate(each) for each in self.tried if each in self.ratios}

@@ -93,11 +93,11 @@ class _Search:
         letters = Letters(self.atoms)
         shown = {atom for axis in self.atoms.now(result) for atom in axis}
         contracted = self._all(queries) - shown
-        letters.give(self._kept(keys, lambda atom: atom in contracted), "d")
-        letters.give(self._kept(keys, lambda atom: atom not in shown), "k")
-        letters.give(self._kept(values, lambda atom: atom in shown and atom not in self._all(queries)), "e")
+        letters.give(self._keep_axes(keys, lambda atom: atom in contracted), "d")
+        letters.give(self._keep_axes(keys, lambda atom: atom not in shown), "k")
+        letters.give(self._keep_axes(values, lambda atom: atom in shown and atom not in self._all(queries)), "e")
         batch = self._all(queries) & (self._all(keys) | self._all(values))
-        letters.give(self._kept(queries, lambda atom: atom in batch), "bhnm")
+        letters.give(self._keep_axes(queries, lambda atom: atom in batch), "bhnm")
         letters.give(queries.axes, "qg")
         letters.give(result, "")
         masks = scores.masks[::-1]
@@ -267,7 +267,7 @@ class _Search:
     def _all(self, view: View) -> set[int]:
         return {atom for axis in self.atoms.now(view.axes) for atom in axis}
 
-    def _kept(self, view: View, holds: Callable[[int], bool]) -> Axes:
+    def _keep_axes(self, view: View, holds: Callable[[int], bool]) -> Axes:
         return tuple(tuple(atom for atom in axis if holds(atom)) for axis in self.atoms.now(view.axes))
 
 

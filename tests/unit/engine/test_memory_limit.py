@@ -97,7 +97,8 @@ def test_a_process_takes_no_more_than_the_limit(tmp_path: Path, calls_at_once: i
 
     footprint = plan_program(read(path)[0]).footprint
     parts = footprint.parts({"N": 3000})
-    limit = footprint.needed({"N": 3000}) + (calls_at_once - 1) * (parts["temporaries"] + parts["results"] + (4 << 20))
+    each = parts["temporaries"] + parts["results"] + (4 << 20)
+    limit = footprint.required_bytes({"N": 3000}) + (calls_at_once - 1) * each
     # A cache of its own: the first model is compiled too, so the measured one finds the compiler imported. One malloc
     # arena: glibc gives each thread its own otherwise, which is no memory of the model's.
     done = subprocess.run(
@@ -131,7 +132,7 @@ def test_calls_wait_for_each_other_and_idle_memory_goes_first() -> None:
     """Room for one large call: eight threads take turns; a large and a small program share one account."""
     program = doubling()
     footprint = plan_program(program).footprint
-    account = Account(footprint.needed({"N": 400_000}))
+    account = Account(footprint.required_bytes({"N": 400_000}))
     first, second = (NativeEngine().compile(program).within(account, 0).prepare(Weights({})) for _ in range(2))
     x = np.arange(400_000, dtype=np.float32)
     want = first(x)[0].tobytes()

@@ -461,7 +461,7 @@ def test_a_lost_device_is_told_from_other_failures_and_replaced(monkeypatch: pyt
     engine = PjrtEngine()
     executable = engine.compile(program(TWICE))
     x = np.ones(4, np.float32)
-    loaded = executable._program().loaded(())
+    loaded = executable._program().find_program(())
     first = engine.client
     said = {
         "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1 byte": (RunError, "no memory left"),

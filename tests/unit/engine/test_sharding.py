@@ -119,7 +119,7 @@ def test_weights_are_sharded_and_partial_sums_are_added(seed: int, tmp_path: Pat
     assert 'sdy.sharding = #sdy.sharding<@mesh, [{}, {"model"}]>' in text
     assert "sdy.sharding_constraint" in text
     assert print_program(parse(text)) == text
-    partitioned = bound._resources().paths[0].compiled.partitioned()  # type: ignore[attr-defined]
+    partitioned = bound._resources().paths[0].compiled.partitioned_hlo()  # type: ignore[attr-defined]
     assert "all-reduce" in partitioned, "f is summed over devices"
     with pytest.raises(ShapeError, match="does not fit"):
         bound(x[:3])

@@ -18,7 +18,7 @@ from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program
 from smelt.kernel.loops.grammar import Mma, walk_statements
 from smelt.kernel.plan.plan import Launch, walk
-from smelt.kernel.tune.schedules import untuned
+from smelt.kernel.tune.schedules import no_schedule
 from smelt.passes.split_prepare import WEIGHT
 from smelt.shape import Shape
 from smelt.weights import Weights
@@ -44,7 +44,7 @@ def product(rows: Size, depth: int, columns: int, stored: DType) -> Program:
 
 
 def products(program: Program, target: str) -> Iterator[Mma]:
-    plan = plan_program(program, cpu.target(target), schedules=untuned).plans["main"][0]
+    plan = plan_program(program, cpu.target(target), schedules=no_schedule).plans["main"][0]
     for step in walk(plan.steps):
         if isinstance(step, Launch):
             yield from (each for each in walk_statements(step.kernel.body) if isinstance(each, Mma))

@@ -20,7 +20,7 @@ from smelt.kernel.loops.grammar import (
     Mma,
     Stmt,
     Tile,
-    declared,
+    declared_variables,
     expressions,
     rebuild,
     rebuild_expr,
@@ -30,7 +30,7 @@ from smelt.kernel.loops.grammar import (
     walk_statements,
 )
 from smelt.kernel.plan.plan import Kernel, Launch, walk
-from smelt.kernel.tune.schedules import untuned
+from smelt.kernel.tune.schedules import no_schedule
 from tests.property.models import MODELS
 from tests.property.problems import KINDS, draw
 
@@ -43,7 +43,7 @@ def kernels() -> list[Kernel]:
     found: dict[Kernel, None] = {}
     for program in programs:
         try:
-            made = plan_program(program, cpu.target("avx2"), schedules=untuned)
+            made = plan_program(program, cpu.target("avx2"), schedules=no_schedule)
         except SmeltError:
             continue
         steps = (step for plan, _ in made.plans.values() for step in walk(plan.steps))
@@ -81,7 +81,7 @@ def test_loops_are_decided_before_they_are_printed(kernels: list[Kernel]) -> Non
 def test_variables_and_tiles_are_declared_where_they_are_used(kernels: list[Kernel]) -> None:
     for kernel in kernels:
         inside = [*walk_statements(kernel.body)]
-        known = {var.name for each in inside for var in declared(each)}
+        known = {var.name for each in inside for var in declared_variables(each)}
         assert {var.name for var in used_variables(kernel.body)} <= known
         assert {*used_tiles(kernel.body)} <= {each.name for each in inside if isinstance(each, Tile)}
 

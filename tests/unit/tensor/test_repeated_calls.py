@@ -140,7 +140,7 @@ def test_a_copy_made_on_the_device_is_another_buffer(kind: str, sizes: tuple[int
     array = np.random.default_rng(seed).integers(0, 2, sizes).astype(shape.dtype.numpy)
     client = pjrt.client("cpu")
     first = client.put(array, shape)
-    second = client.copied(first)
+    second = client.copy(first)
     first.delete()
     np.testing.assert_array_equal(second.numpy(), array)
     assert second.shape == shape

@@ -57,9 +57,9 @@ def test_a_plan_keeps_to_its_limit_or_is_refused() -> None:
     whole = plan_program(program).footprint
     activation = ROWS * WIDTH * 4
     assert whole.parts({})["temporaries"] > LAYERS * activation, "every layer's activations are kept"
-    limit = int(0.7 * whole.needed({}))
+    limit = int(0.7 * whole.required_bytes({}))
     found = plan_within(program, target, limit).footprint
-    assert found.needed({}) <= limit
+    assert found.required_bytes({}) <= limit
     with pytest.raises(MemoryLimitError, match="at most"):
         plan_within(program, target, 2 * activation)
 
@@ -67,7 +67,7 @@ def test_a_plan_keeps_to_its_limit_or_is_refused() -> None:
 @pytest.mark.skipif(NativeEngine().missing() is not None, reason="no compiler")
 def test_a_limit_does_not_change_what_is_learnt() -> None:
     x = np.random.default_rng(5).normal(size=(ROWS, WIDTH)).astype(np.float32)
-    whole = plan_program(step_program()).footprint.needed({})
+    whole = plan_program(step_program()).footprint.required_bytes({})
     free = train.Trainer(loss, network(), train.sgd(0.5), SHAPE, engine="native")
     limited = train.Trainer(loss, network(), train.sgd(0.5), SHAPE, memory_limit=x.nbytes + int(0.8 * whole))
     np.testing.assert_allclose([limited.step(x) for _ in range(3)], [free.step(x) for _ in range(3)], rtol=1e-6)
