@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from smelt.dtype import Array
 from smelt.llm.config import PAGE
+from smelt.llm.pages import Sequence as Pages
 
 CHUNK = 512  # tokens that one step reads at most
 
@@ -50,6 +52,31 @@ class HostRows:
         return None
 
 
+class Decoding(Protocol):
+    """A run of steps of the same sequences, one token of each per step, which the device feeds to the next step."""
+
+    @property
+    def room(self) -> int:
+        """Steps that fit."""
+        ...
+
+    def fits(self, sequences: int) -> bool:
+        """Whether a run of this many sequences would be no faster."""
+        ...
+
+    def step(self) -> Rows:
+        """Begin a step, whose rows are those of the sequences."""
+        ...
+
+    def note_pages(self) -> None:
+        """Look at the pages that the sequences have now; called whenever pages were reserved."""
+        ...
+
+    def save(self, pools: Pools) -> Pools:
+        """The pools with the new keys and values. The given pools are gone, and the run is over."""
+        ...
+
+
 class Stepping(Protocol):
     """A decoder with its weights bound. One thread calls it."""
 
@@ -66,6 +93,10 @@ class Stepping(Protocol):
     def run(self, batch: Batch, pools: Pools, tokens: Any = None) -> tuple[Rows, Pools]:
         """What the batch's rows give, and the pools with its keys and values. The given pools are gone. `tokens`, those
         that another step picked, stand for the batch's."""
+        ...
+
+    def begin_run(self, sequences: Sequence[Pages], tokens: Sequence[int], pools: Pools) -> Decoding | None:
+        """A run of steps of sequences from their next tokens on; None where steps read pages."""
         ...
 
     def put(self, array: Array) -> Any:
@@ -122,8 +153,8 @@ class Batch:
 
     def pad(self) -> Batch:
         """Every size rounded up to a power of two."""
-        tokens, rows = _above(len(self.tokens)), _above(len(self.rows))
-        sequences, pages = (_above(size) for size in self.table.shape)
+        tokens, rows = round_up(len(self.tokens)), round_up(len(self.rows))
+        sequences, pages = (round_up(size) for size in self.table.shape)
         table = np.zeros((sequences, pages), np.int32)
         table[: self.table.shape[0], : self.table.shape[1]] = self.table
         return Batch(
@@ -135,7 +166,8 @@ class Batch:
         )
 
 
-def _above(size: int) -> int:
+def round_up(size: int) -> int:
+    """The next power of two."""
     return 1 << max(size - 1, 0).bit_length()
 
 

@@ -2,13 +2,15 @@
 
 In: a `Config`, and how each weight is stored (an element type, or blocks). `Decoder.step` is the one function that is
 compiled: it reads new tokens of any number of sequences, writes their keys and values into pages and gives logits of
-the rows that are asked for. Prefill, decode and scoring are the same program at different sizes. Axes: s new tokens, h
-heads, g heads of keys and values, k depth, p pages, o positions in a page, b sequences, m pages of a sequence, d width,
-f width of the MLP, e experts, v vocabulary, r rows of logits.
+the rows that are asked for. Prefill, decode and scoring are the same program at different sizes. `decode_step` is for
+XLA: one token of each sequence, over caches without pages (`slots`). Axes: s new tokens, h heads, g heads of keys and
+values, k depth, p pages, o positions in a page, b sequences, m pages of a sequence, t positions of a slot, d width, f
+width of the MLP, e experts, v vocabulary, r rows of logits.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,14 +21,15 @@ from smelt.llm.config import Config, Layer, Rope
 from smelt.llm.layers import Formats, Linear, Matrix, Norm
 from smelt.llm.moe import Mixture
 from smelt.llm.paged import paged_attention, write_pages
+from smelt.llm.slots import slot_attention, write_slots
 from smelt.tensor import nn
 from smelt.tensor.core import Tensor
 from smelt.tensor.model import Model
-from smelt.tensor.ops.elementwise import cast, leaf, outer
+from smelt.tensor.ops.elementwise import cast, leaf, outer, where
 from smelt.tensor.ops.move import concatenate
 from smelt.tensor.ops.reduce import argmax
 
-Cache = tuple[Tensor, Tensor]  # keys [p, g, k, o] and values [p, g, o, k] of a layer
+Cache = tuple[Tensor, Tensor]  # keys [p, g, k, o] and values [p, g, o, k] of a layer; in slots [s, g, t, k] both
 
 
 class Picked(NamedTuple):
@@ -47,6 +50,15 @@ class Stepped(NamedTuple):
     pools: Any
 
 
+class Decoded(NamedTuple):
+    """What a step over slots gives."""
+
+    best: Any  # the likeliest tokens, i32[s]; -1 where no logit is the greatest, or it is not finite
+    logits: Any
+    caches: Any
+    position: Any  # of the next tokens, i32[s]
+
+
 @dataclass(frozen=True, slots=True)
 class Places:
     """Where the tokens of a step belong: sequence and position of each, the pages of each sequence, and page and place
@@ -57,6 +69,13 @@ class Places:
     position: Tensor  # i32[s]
     page: Tensor  # i32[s]
     place: Tensor  # i32[s]
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """One new token for each sequence, each with a cache of its own."""
+
+    position: Tensor  # i32[s]
 
 
 def turn(x: Tensor, rope: Rope, positions: Tensor) -> Tensor:
@@ -91,7 +110,7 @@ class Attention(Model):
         sizes = config.heads, config.kv_heads, config.head_size
         self._attend = paged_attention(*sizes, config.scale, config.softcap, layer.window, config.cache)
 
-    def __call__(self, x: Tensor, cache: Cache, places: Places) -> tuple[Tensor, Cache]:
+    def __call__(self, x: Tensor, cache: Cache, places: Places | Slots) -> tuple[Tensor, Cache]:
         config, layer = self._config, self._layer
         q = self.q(x).split("e", h=config.heads, k=None)
         k = self.k(x).split("e", g=config.kv_heads, k=None)
@@ -100,9 +119,15 @@ class Attention(Model):
             q, k = self.q_norm(q), self.k_norm(k)
         if layer.rope is not None:
             q, k = turn(q, layer.rope, places.position), turn(k, layer.rope, places.position)
-        keys = write_pages(cache[0], cast(k, config.cache), places.page, places.place)
-        values = write_pages(cache[1], cast(v, config.cache), places.page, places.place)
-        y = self._attend(q, keys, values, places.table, places.sequence, places.position)
+        new = cast(k, config.cache), cast(v, config.cache)
+        if isinstance(places, Slots):
+            keys, values = (write_slots(old, each, places.position) for old, each in zip(cache, new, strict=True))
+            y = slot_attention(q, keys, values, places.position, config.scale, config.softcap, layer.window)
+        else:
+            keys, values = (
+                write_pages(old, each, places.page, places.place) for old, each in zip(cache, new, strict=True)
+            )
+            y = self._attend(q, keys, values, places.table, places.sequence, places.position)
         return self.o(y.merge("h k", "e")), (keys, values)
 
 
@@ -144,7 +169,7 @@ class Block(Model):
             self.mlp = Mixture(config, layer.experts, f"{path}.mlp", formats)
         self.after_mlp = Norm(config, "d", config.d) if config.post_norms else None
 
-    def __call__(self, x: Tensor, cache: Cache, places: Places) -> tuple[Tensor, Cache]:
+    def __call__(self, x: Tensor, cache: Cache, places: Places | Slots) -> tuple[Tensor, Cache]:
         y, cache = self.attn(self.before_attn(x), cache, places)
         x = x + (y if self.after_attn is None else self.after_attn(y))
         y = self.mlp(self.before_mlp(x))
@@ -179,21 +204,28 @@ class Decoder(Model):
     ) -> Stepped:
         """`tokens` i32[s] with their `Places`; `pools` are the pages of each layer's keys and values; `rows` i32[r] are
         those of the tokens whose logits are wanted."""
-        config, places = self._config, Places(table, sequence, position, page, place)
+        x, after = self._layers(tokens, pools, Places(table, sequence, position, page, place))
+        states = self.norm(x.take(rows, "s"))
+        return Stepped(self._logits(states), states, after)
+
+    def _layers(self, tokens: Tensor, caches: list[Cache], places: Places | Slots) -> tuple[Tensor, list[Cache]]:
+        """States [s, d] before the last norm, and the caches with the new keys and values."""
+        config = self._config
         x = self.embed.take(tokens, "v")
         if config.embed_scale != 1.0:
             x = x * config.embed_scale
         if self.positions is not None:
-            x = x + self.positions.take(position, "p")
+            x = x + self.positions.take(places.position, "p")
         after = []
-        for layer, cache in zip(self.layers, pools, strict=True):
+        for layer, cache in zip(self.layers, caches, strict=True):
             x, cache = layer(x, cache, places)
             after.append(cache)
-        states = self.norm(x.take(rows, "s"))
+        return x, after
+
+    def _logits(self, states: Tensor) -> Tensor:
+        softcap = self._config.final_softcap
         logits = states.dot((self.embed if self.head is None else self.head).dense(), "d")
-        if config.final_softcap:
-            logits = (logits * (1 / config.final_softcap)).tanh() * config.final_softcap
-        return Stepped(logits, states, after)
+        return (logits * (1 / softcap)).tanh() * softcap if softcap else logits
 
     def pick_step(
         self,
@@ -209,3 +241,11 @@ class Decoder(Model):
         """`step` for a device with its own memory: the likeliest tokens are all that a greedy request fetches."""
         logits, states, after = self.step(tokens, pools, table, sequence, position, page, place, rows)
         return Picked(argmax(logits, "v").to(i32), logits.max("v"), logits, states, after)
+
+    def decode_step(self, tokens: Tensor, caches: list[Cache], position: Tensor) -> Decoded:
+        """The tokens after `tokens` i32[s], which are at `position` i32[s] of their sequences. What it gives is what
+        the next step takes."""
+        x, after = self._layers(tokens, caches, Slots(position))
+        logits = self._logits(self.norm(x))
+        is_finite = logits.max("v").abs() < math.inf  # a NaN is no less
+        return Decoded(where(is_finite, argmax(logits, "v").to(i32), -1), logits, after, position + 1)

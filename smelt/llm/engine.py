@@ -17,7 +17,7 @@ import numpy as np
 
 from smelt.buffer import bytes_text
 from smelt.errors import MemoryLimitError, RunError
-from smelt.llm.batch import CHUNK, Batch, Rows, Stepping
+from smelt.llm.batch import CHUNK, Batch, Decoding, Rows, Stepping
 from smelt.llm.cache import Pool
 from smelt.llm.config import PAGE
 from smelt.llm.request import Request
@@ -26,6 +26,8 @@ from smelt.llm.scheduler import Part, Scheduler
 T = TypeVar("T")
 SEQUENCES = 64  # that run at once
 AHEAD = 1  # steps that begin before the tokens of the one before are known
+AHEAD_IN_RUN = 2  # the same in a run
+SHORTEST = 4  # steps that a run is begun for
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +35,9 @@ class Launched:
     """A running step: what it computes, what it gives, and the step whose tokens it reads."""
 
     parts: list[Part]
-    batch: Batch
     made: Rows
     before: Rows | None
+    batch: Batch | None = None  # None in a run
 
 
 class Engine:
@@ -159,26 +161,91 @@ class Engine:
         return self.scheduler.plan()
 
     def _run(self, parts: list[Part]) -> None:
-        """Run a step, and those that can follow it: the next one runs while the tokens of one are taken in."""
-        running = deque[Launched]()
+        """Run a step, and those that can follow it: the next ones run while the tokens of one are taken in."""
         try:
-            if parts:
+            if (run := self._begin_run(parts)) is not None:
+                self._run_on(parts, run)
+            elif parts:
                 tokens = [(_next_tokens(part), _length(part), _pages(part), part.rows) for part in parts]
-                running.append(self._launch(parts, Batch.of(tokens)))
-            while running:
-                if len(running) <= AHEAD and self._can_follow(running):
-                    last = running[-1]
-                    self.scheduler.serve(last.parts)
-                    running.append(self._launch(last.parts, last.batch.advance(), last.made))
-                else:
-                    self._take_in(running.popleft())
+                self._run_steps(parts, Batch.of(tokens))
         except Exception as error:  # those who asked get it
             self._fail(parts, error)
+
+    def _run_steps(self, parts: list[Part], batch: Batch) -> None:
+        """Steps over pages."""
+        running = deque([self._launch(parts, batch)])
+        while running:
+            last = running[-1]
+            if len(running) <= AHEAD and self._can_follow(running) and last.batch is not None:
+                self.scheduler.serve(last.parts)
+                running.append(self._launch(last.parts, last.batch.advance(), last.made))
+            else:
+                self._take_in(running.popleft())
+
+    # ---- runs in slots ----
+
+    def _begin_run(self, parts: list[Part]) -> Decoding | None:
+        """A run of the planned requests, where all that run generate the likeliest tokens, and go on for a while."""
+        if self._thread is None or not parts or len(parts) != len(self.scheduler.running):
+            return None
+        requests = [part.request for part in parts]
+        if not self.scheduler.is_settled or not all(part.count == 1 and part.is_last for part in parts):
+            return None
+        if not all(each.sampler is not None and each.sampler.is_simple for each in requests):
+            return None
+        if max(each.most - each.generated for each in requests) < SHORTEST:
+            return None
+        pools = self.pool.take()
+        self.pool.give(pools)
+        sequences = [each.sequence for each in requests if each.sequence is not None]
+        return self._step.begin_run(sequences, [each.tokens[-1] for each in requests], pools)
+
+    def _run_on(self, parts: list[Part], run: Decoding) -> None:
+        """Steps of a run until another plan is needed; then their keys and values are in pages."""
+        running = deque[Launched]()
+        last: Rows | None = None
+        while True:
+            if len(running) <= AHEAD_IN_RUN and (parts_left := self._go_on(parts, run, len(running))):
+                if last is not None:
+                    self.scheduler.serve(parts_left)
+                self.steps += 1
+                running.append(Launched(parts, made := run.step(), last))
+                last = made
+            elif running:
+                self._take_in(running.popleft())
+            else:
+                break
+        self.pool.give(run.save(self.pool.take()))
+
+    def _go_on(self, parts: list[Part], run: Decoding, count: int) -> list[Part]:
+        """The requests that need a step more than the `count` that run, with pages for it; none where the run ends."""
+        if self._closed or self._guests or not self.scheduler.is_settled or not run.room:
+            return []
+        now = time.monotonic()
+        left = []
+        for part in parts:
+            request = part.request
+            if request.finish is not None or request.generated + count >= request.most:
+                continue
+            if request.cancelled or (request.deadline is not None and request.deadline <= now):
+                return []
+            left.append(part)
+        if not run.fits(len(left)):
+            return []
+        has_pages = all(self._reserve(part.request, count + 1) for part in left)
+        run.note_pages()
+        return left if has_pages else []
+
+    def _reserve(self, request: Request, count: int) -> bool:
+        assert request.sequence is not None
+        return request.sequence.room >= count or self.pool.pages.reserve(request.sequence, count)
+
+    # ---- steps ----
 
     def _launch(self, parts: list[Part], batch: Batch, before: Rows | None = None) -> Launched:
         """Start a step. Its tokens are those that the step before it picked, where there is one."""
         self.steps += 1
-        return Launched(parts, batch, self._compute(batch, None if before is None else before.picked), before)
+        return Launched(parts, self._compute(batch, None if before is None else before.picked), before, batch)
 
     def _can_follow(self, running: Sequence[Launched]) -> bool:
         """Whether the same requests can go on before their next tokens are known: all take the likeliest one, which is
@@ -193,7 +260,7 @@ class Engine:
 
     def _take_in(self, step: Launched) -> None:
         """Give the requests of a step what it computed."""
-        if len(step.batch.rows):
+        if step.batch is None or len(step.batch.rows):
             step.made.best(0)  # the error of a step that failed on a device is raised here: it is no request's own
         at = 0
         for part in step.parts:

@@ -9,13 +9,21 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from smelt.dtype import DType, f32, ui8
+from smelt.frozen import Frozen
 from smelt.ir.blocks import Block
 from smelt.tensor.composite import unblock
 from smelt.tensor.core import Tensor
 from smelt.tensor.model import Model, make_parameter
 from smelt.tensor.ops.elementwise import cast
 
-Formats = Mapping[str, Block | DType]  # of weights, by name
+
+class Transposed(Frozen):
+    """A matrix of numbers that is stored [in, out]."""
+
+    element: DType
+
+
+Formats = Mapping[str, Block | DType | Transposed]  # of weights, by name
 
 
 class Matrix(Model):
@@ -32,7 +40,8 @@ class Matrix(Model):
             sizes = {**{name: axes[name] for name in outer_axes}, f"{last}_block": axes[last] // form.length}
             self.weight = make_parameter({**sizes, "bytes": form.bytes}, ui8)
         else:
-            self.weight = make_parameter(dict(axes), None)
+            stored = reversed(axes) if isinstance(form, Transposed) else axes
+            self.weight = make_parameter({name: axes[name] for name in stored}, None)
 
     def take(self, rows: Tensor, axis: str) -> Tensor:
         """Rows of the matrix in f32, widened after they were looked up."""

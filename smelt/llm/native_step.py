@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from smelt.dtype import Array
 from smelt.llm.batch import CHUNK, Batch, HostRows, Pools
+from smelt.llm.pages import Sequence as Pages
 from smelt.run.executable import NativeExecutable
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ class NativeStep:
         places = batch.table, batch.sequence, batch.position, *batch.places, batch.rows
         logits, states, *after = self.executable(batch.tokens, *flat, *places)
         return HostRows(logits, states), list(zip(after[::2], after[1::2], strict=True))
+
+    def begin_run(self, sequences: Sequence[Pages], tokens: Sequence[int], pools: Pools) -> None:
+        return None
 
     def put(self, array: Array) -> Array:
         return array

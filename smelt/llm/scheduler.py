@@ -47,12 +47,19 @@ class Scheduler:
         self.waiting: list[Request] = []
         self.running: list[Request] = []  # in the order of their numbers
         self.preempted = 0  # how often
+        self._blocked = False  # no waiting request can begin before one ends or arrives
         self._most = most
         self._sequences = sequences
         self._arrived = 0
         self._served = Counter[str]()  # tokens, by client
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that can run does."""
+        return not self.waiting or self._blocked
+
     def add(self, request: Request) -> None:
+        self._blocked = False
         self._arrived += 1
         request.number = self._arrived
         clients = {each.client for each in (*self.waiting, *self.running)}
@@ -71,6 +78,7 @@ class Scheduler:
         return found
 
     def remove(self, request: Request) -> None:
+        self._blocked = False
         self._give_back(request)
         for requests in (self.running, self.waiting):
             if request in requests:
@@ -93,11 +101,13 @@ class Scheduler:
                 left -= count
         while left > 0 and len(self.running) < self._sequences and (new := self._next()) is not None:
             if not self._begin(new):
+                self._blocked = True
                 break
             count = self._read(new, self._count_left(parts))
             if count:
                 parts.append(Part(new, count))
             left = self._count_left(parts)
+        self._blocked |= len(self.running) >= self._sequences
         if not parts and self.running:  # prompts hold each other's pages
             self.preempt(self.running[-1])
             return self.plan()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from smelt.dtype import Array
 from smelt.engine import platform as platform_of
 from smelt.engine.compile import Build, compile_program, mark_donated
 from smelt.engine.native import NativeEngine
+from smelt.engine.pjrt import PjrtEngine
 from smelt.engine.store import store_build, store_program
 from smelt.engine_api import Placing, Platform
 from smelt.ir.core import Program
@@ -28,9 +30,12 @@ from smelt.llm import step_cache
 from smelt.llm.batch import CHUNK, Batch, HostRows, Pools, Rows, Stepping
 from smelt.llm.checkpoint import Checkpoint
 from smelt.llm.config import PAGE, Config
+from smelt.llm.decode import DecodeRun, SlotPrograms
 from smelt.llm.decoder import Decoder, Picked
 from smelt.llm.native_step import NativeStep, bind_step
 from smelt.llm.paged import pool_texts
+from smelt.llm.pages import Sequence as Pages
+from smelt.llm.placed import Placed, place_weights
 from smelt.run.executable import NativeExecutable
 from smelt.tensor.instantiate import instantiate
 from smelt.tensor.jit.compile import compile
@@ -38,6 +43,7 @@ from smelt.tensor.jit.executable import Executable
 
 GATHERED = {"cpu": 1 << 28}  # bytes of keys and values that an engine without a paged kernel may gather for a step
 GATHERED_ON_DEVICE = 1 << 32
+SHARE = 0.8  # of a device's free memory, that slots may take
 
 
 def make_step(checkpoint: Checkpoint, device: str, engine: str, precision: str) -> Stepping:
@@ -51,12 +57,23 @@ def make_step(checkpoint: Checkpoint, device: str, engine: str, precision: str) 
         del build
         gc.collect()
         return bind_step(executable, checkpoint, precision, str(platform))
+    if isinstance(platform.engine, PjrtEngine) and precision != "q8":
+        return _make_xla_step(checkpoint, platform, precision)
     bound = compile_step(checkpoint, platform, precision).prepare(checkpoint.weights)
     checkpoint.weights.release()  # the engine has them packed
     compiled = bound.compiled
     if isinstance(compiled, NativeExecutable) and not isinstance(platform.engine, Placing):
         return NativeStep(compiled, precision, str(platform), bound.close)
     return Step(bound, checkpoint.config, precision)
+
+
+def _make_xla_step(checkpoint: Checkpoint, platform: Platform[Program], precision: str) -> Step:
+    """Steps over pages and over slots, which share their weights."""
+    placed = place_weights(checkpoint, platform, precision)
+    held = replace(checkpoint, weights=placed.shapes, formats=placed.formats)
+    bound = compile_step(held, platform, precision).prepare(placed.buffers)
+    slots = SlotPrograms(placed, checkpoint.config, platform, precision)
+    return Step(bound, checkpoint.config, precision, slots, placed)
 
 
 def build_step(checkpoint: Checkpoint, precision: str) -> Build:
@@ -124,7 +141,14 @@ class DeviceRows:
 class Step:
     """A step on an engine that has its own memory, or interprets."""
 
-    def __init__(self, bound: Executable[..., Any], config: Config, precision: str) -> None:
+    def __init__(
+        self,
+        bound: Executable[..., Any],
+        config: Config,
+        precision: str,
+        slots: SlotPrograms | None = None,
+        placed: Placed | None = None,
+    ) -> None:
         self.precision = precision
         self.platform = str(bound.platform)
         self._config = config
@@ -133,6 +157,8 @@ class Step:
         self._paged = bound.platform.engine.name == "native"
         self._picks = isinstance(bound.platform.engine, Placing)  # results stay in its memory
         self._put = bound.platform.put
+        self._slots, self._placed = slots, placed
+        self._stats = bound.platform.stats
         self._gathered = GATHERED.get(bound.platform.device.partition(":")[0], GATHERED_ON_DEVICE)
 
     def most(self, pages: int) -> int:
@@ -150,6 +176,19 @@ class Step:
         rows = DeviceRows(made) if self._picks else HostRows(made.logits.numpy(), made.states.numpy())
         return rows, made.pools
 
+    def begin_run(self, sequences: Sequence[Pages], tokens: Sequence[int], pools: Pools) -> DecodeRun | None:
+        """A run in slots, where they fit into the device's memory."""
+        if self._slots is None:
+            return None
+        needed = self._slots.nbytes(len(sequences), max(each.length for each in sequences))
+        return DecodeRun(self._slots, sequences, tokens, pools) if needed <= self._room() else None
+
+    def _room(self) -> int:
+        """Bytes that slots may take: a part of the device's free memory, where that is known."""
+        stats = self._stats()
+        free = stats.get("bytes_limit", 0) - stats["bytes_in_use"]
+        return int(SHARE * free) if "bytes_limit" in stats else self._gathered
+
     def put(self, array: Array) -> Any:
         """An array where steps compute."""
         return self._put(HostBuffer.of(array))
@@ -160,3 +199,7 @@ class Step:
 
     def close(self) -> None:
         self._bound.close()
+        if self._slots is not None:
+            self._slots.close()
+        if self._placed is not None:
+            self._placed.close()

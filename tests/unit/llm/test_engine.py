@@ -19,7 +19,6 @@ from smelt.cli.generate import generate
 from smelt.cli.inspect import inspect
 from smelt.errors import FileError, MemoryLimitError, ParseError, RunError, SmeltError
 from smelt.llm import LanguageModel, Sampling
-from smelt.llm.batch import Batch
 from tests.llm_checkpoints import FIXTURE, Case, write_checkpoint
 from tests.llm_gguf import write_vocabulary
 
@@ -63,34 +62,45 @@ def test_matmuls_of_bf16(folder: Path, model: LanguageModel, engine: str) -> Non
         assert picked.ids == chosen.ids
 
 
-def test_steps_on_a_device_begin_before_the_tokens_of_the_last_one_are_read(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Answers of different lengths, over the ends of pages, with a stop in the middle: as without it."""
-    prompts, lengths = [(CASE.tokens * 20)[:60], CASE.tokens[:7], CASE.tokens[3:9]], [9, 6]
+def test_a_device_decodes_in_runs_that_end_where_others_wait(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers of different lengths, over the ends of pages, with a stop in the middle, are those of steps over pages;
+    what a run wrote is found in pages, by those that go on."""
+    prompts, lengths = [(CASE.tokens * 20)[:60], CASE.tokens[:7], CASE.tokens[3:9]], [72, 6, 20]
     with smelt.llm.load(folder, engine="pjrt", precision="f32") as loaded:
-        step = loaded._engine._step
-        read: list[bool] = []
+        step: Any = loaded._engine._step
+        begun: list[bool] = []
 
-        def run(batch: Batch, pools: Any, tokens: Any = None) -> Any:
-            read.append(tokens is not None)
-            return type(step).run(step, batch, pools, tokens)
+        def begin_run(*given: Any) -> Any:
+            run = type(step).begin_run(step, *given)
+            begun.append(run is not None)
+            return run
 
-        monkeypatch.setattr(step, "run", run)
+        monkeypatch.setattr(step, "begin_run", begin_run)
 
-        def answer(logprobs: int | None) -> list[tuple[int, ...]]:
-            requests = [
-                loaded.generate(prompt, max_tokens=most, ignore_end=True, logprobs=logprobs).ids
-                for prompt, most in zip(prompts, lengths, strict=False)
+        def answer(**options: Any) -> list[tuple[int, ...]]:
+            alone = loaded.generate(prompts[0], max_tokens=lengths[0], ignore_end=True, **options).ids
+            streams = [
+                loaded.stream(prompt, max_tokens=most, ignore_end=True, **options)
+                for prompt, most in zip(prompts, lengths, strict=True)
             ]
-            together = loaded.generate_all(prompts, max_tokens=8, ignore_end=True, logprobs=logprobs)
-            return [*requests, *(each.ids for each in together)]
+            return [alone, *(each.answer().ids for each in streams)]
 
-        slow = answer(1)
-        assert not any(read)
-        read.clear()
-        assert answer(None) == slow
-        assert sum(read) > len(read) / 2
+        slow = answer(logprobs=1)
+        assert not begun
+        assert slow[0] == slow[1]
+        loaded._engine.between_steps(loaded._engine.pool.pages.forget)
+        assert answer() == slow
+        assert len(begun) > 1
+        assert all(begun)
+        more = [*prompts[0], *slow[0]]
+        again = loaded.generate(more[:129], max_tokens=3, ignore_end=True)
+        assert again.cached == 128
+        assert again.ids == tuple(more[129:132])
+        begun.clear()
+        monkeypatch.setattr(step, "_gathered", 0)  # there is no room for slots
+        assert answer() == slow
+        assert not any(begun)
+        monkeypatch.undo()
 
         ended = [loaded.generate(CASE.tokens, max_tokens=20, logprobs=each) for each in (1, None)]
         assert ended[0].ids == ended[1].ids
@@ -98,7 +108,7 @@ def test_steps_on_a_device_begin_before_the_tokens_of_the_last_one_are_read(
         stream = loaded.stream(prompts[1], max_tokens=40, ignore_end=True)
         next(iter(stream))
         stream.close()
-        assert loaded.generate(prompts[1], max_tokens=lengths[1], ignore_end=True).ids == slow[1]
+        assert loaded.generate(prompts[1], max_tokens=lengths[1], ignore_end=True).ids == slow[2]
         assert loaded._engine.between_steps(lambda: loaded._engine.pool.pages.held) == 0
 
 
