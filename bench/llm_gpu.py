@@ -3,6 +3,8 @@
 A decoder of Llama 3.1 8B's sizes with random bf16 weights. Ours: `smelt.llm`'s engine through pjrt, with scheduler,
 paged cache and sampling. The twin: `bench.llama_gpu.Twin`, one jitted step with a contiguous cache, in both layouts of
 its weights. Rounds are interleaved; the ratio is to the faster layout. The record is written after every batch size.
+`step` has a decode step alone, called back to back: device time, the host's time to start it, bytes that it reads;
+with `--options` also as compiled with other XLA options. `--dump` writes what XLA made of both.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,9 +30,11 @@ from smelt.dtype import Array, bf16
 from smelt.llm.checkpoint import Checkpoint
 from smelt.llm.checkpoint_model import load_checkpoint
 from smelt.llm.config import PAGE
+from smelt.llm.decode import DecodeRun, SlotPrograms
 from smelt.llm.families import read_config
 from smelt.llm.language_model import LanguageModel
 from smelt.llm.names import canonical
+from smelt.llm.pages import Sequence as Pages
 from smelt.shape import Shape
 from smelt.weights import Stored, Weights
 
@@ -67,8 +72,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             note(f"batch {batch} is left out: no time")
             continue
         until = min(started + options.limit, time.perf_counter() + options.limit_per_batch)
-        record["batches"][str(batch)] = measure(model, twins, batch, options.rounds, until, note)
-        note(f"batch {batch}: {_line(record['batches'][str(batch)])}")
+        record["batches"][str(batch)] = found = measure(model, twins, batch, options.rounds, until, note)
+        note(f"batch {batch}: {_line(found)}")
+        found["step"] = model._engine.between_steps(partial(measure_step, model, _slots(model), batch))
+        note(f"batch {batch}: {found['step']}")
+        if options.dump:
+            dump(options.dump, model, twins, batch)
+        for given in options.options if batch == batches[0] else ():
+            with _compiled_with(model, given) as slots:
+                found[given] = model._engine.between_steps(partial(measure_step, model, slots, batch))
+            note(f"batch {batch}, {given}: {found[given]}")
     model.close()
     return 0
 
@@ -84,6 +97,8 @@ def _parser() -> argparse.ArgumentParser:
     found.add_argument("--limit-per-batch", type=float, default=150.0, help="seconds, after which no round begins")
     found.add_argument("--tiny", action="store_true", help="a small model, for a processor")
     found.add_argument("--alone", action="store_true", help="no twin")
+    found.add_argument("--dump", type=Path, help="a folder for XLA's optimised programs")
+    found.add_argument("--options", nargs="*", default=[], help="name=value of XLA, each for the first batch size")
     return found
 
 
@@ -226,6 +241,83 @@ def measure(
         found["faster_layout"] = best
         found["ratio"] = statistics.median(a / b for a, b in zip(times[best], times["smelt"], strict=True))
     return found
+
+
+# ---- a step alone ----
+
+
+def measure_step(model: LanguageModel, slots: SlotPrograms, batch: int, count: int = 24) -> dict[str, float]:
+    """A decode step over slots, called `count` times in a row: milliseconds, and what it moves."""
+    pool = model._engine.pool
+    pools = pool.take()
+    pool.give(pools)
+    pages = -(-PROMPT // PAGE)
+    sequences = [Pages(list(range(pages)), PROMPT) for _ in range(batch)]
+    seconds, run = _timed(lambda: DecodeRun(slots, sequences, [0] * batch, pools))
+    for _ in range(4):
+        made = run.step()
+    made.best(0)
+    start = time.perf_counter()
+    for i in range(count):
+        made = run.step()
+        if i == 7:
+            begun = time.perf_counter() - start
+    made.best(0)
+    each = (time.perf_counter() - start) / count
+    moved = model_bytes(model) + slots.nbytes(batch, PROMPT)
+    memory = slots._decode.memory()
+    return {
+        "device_ms": 1e3 * each,
+        "start_ms": 1e3 * begun / 8,
+        "fill_ms": 1e3 * seconds,
+        "read_gb": moved / 1e9,
+        "gb_per_s": moved / 1e9 / each,
+        "in_place_gb": memory.aliased / 1e9,
+        "temporaries_gb": memory.temporary / 1e9,
+    }
+
+
+def model_bytes(model: LanguageModel) -> int:
+    """Bytes of the weights that a step reads: all but the table of embeddings."""
+    buffers = _step(model)._placed.buffers
+    return sum(buffer.nbytes for name, buffer in buffers.items() if name != "embed.weight")
+
+
+def _step(model: LanguageModel) -> Any:
+    return model._step
+
+
+def _slots(model: LanguageModel) -> SlotPrograms:
+    found: SlotPrograms = _step(model)._slots
+    return found
+
+
+@contextmanager
+def _compiled_with(model: LanguageModel, given: str) -> Iterator[SlotPrograms]:
+    """The programs again, compiled with an option of XLA."""
+    step = _step(model)
+    platform = step._bound.platform
+    client = platform.engine.client
+    before = client.options
+    client.options = {**before, **dict([given.split("=", 1)])}
+    made = SlotPrograms(step._placed, model.config, platform, step.precision)
+    try:
+        yield made
+    finally:
+        client.options = before
+        made.close()
+
+
+def dump(folder: Path, model: LanguageModel, twins: dict[str, RandomTwin], batch: int) -> None:
+    """What XLA made of the latest steps of both, as text."""
+    folder.mkdir(parents=True, exist_ok=True)
+    raw = _slots(model)._decode.compiled._program().latest._raw
+    (folder / f"smelt{batch}.txt").write_text(raw.hlo_modules()[0].to_string())
+    for twin in list(twins.values())[:1]:  # its client has the programs of all
+        modules = [each.hlo_modules()[0] for each in twin.jax.devices()[0].client.live_executables()]
+        texts = [module.to_string() for module in modules if "step" in module.name]
+        for i, text in enumerate(text for text in texts if f"s32[{batch},1]" in text):
+            (folder / f"jax{batch}_{i}.txt").write_text(text)
 
 
 def _line(found: dict[str, Any]) -> str:

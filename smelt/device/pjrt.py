@@ -154,6 +154,7 @@ class Client:
         self.platform = platform
         self.lost: str | None = None
         self._raw, self._device, self._jax = raw, devices[index], jax
+        self.options: dict[str, str] = {}  # of XLA, for what is compiled from now on
         self.watch: Watch | None = None  # running calls, counted from the first call of `stats`
         self._used = self.peak = 0  # bytes of buffers, counted here if the device has no statistics
         self._counting = threading.Lock()
@@ -226,7 +227,9 @@ class Client:
         with jaxlib_calls("the program", UnsupportedError, self):
             if LAPACK in text and has_lapack(self.platform):
                 register_lapack()
-            raw = self._raw.compile_and_load(text, self._devices, self._jax.CompileOptions())
+            options = self._jax.CompileOptions()
+            options.env_option_overrides = list(self.options.items())
+            raw = self._raw.compile_and_load(text, self._devices, options)
         return Loaded(raw, results, self)
 
     def copy(self, buffer: PjrtBuffer) -> PjrtBuffer:
@@ -256,17 +259,19 @@ class Client:
         if self.watch is None:
             self.watch = Watch()
         queue, busy = self.watch.activity.sample()
+        return {**self.memory(), "queue": queue, "busy": busy}
+
+    def memory(self) -> dict[str, float]:
+        """The part of `stats` that is about memory; counts no calls."""
         with jaxlib_calls("the memory's statistics", DeviceError, self):
             told = self._device.memory_stats()
             if told:
                 wanted = ("bytes_in_use", "peak_bytes_in_use", "bytes_limit", "largest_alloc_size", "num_allocs")
-                memory = {name: int(told[name]) for name in wanted if name in told}
-            else:
-                alive = [each for each in self._raw.live_arrays() if not each.is_deleted()]
-                used = sum(each.on_device_size_in_bytes() for each in alive)
-                self.peak = max(self.peak, used)
-                memory = {"bytes_in_use": used, "peak_bytes_in_use": self.peak, "buffers": len(alive)}
-        return {**memory, "queue": queue, "busy": busy}
+                return {name: int(told[name]) for name in wanted if name in told}
+            alive = [each for each in self._raw.live_arrays() if not each.is_deleted()]
+            used = sum(each.on_device_size_in_bytes() for each in alive)
+            self.peak = max(self.peak, used)
+            return {"bytes_in_use": used, "peak_bytes_in_use": self.peak, "buffers": len(alive)}
 
     def count(self, change: int) -> None:
         """Count bytes that a buffer allocates (positive) or frees (negative)."""

@@ -133,6 +133,14 @@ class PjrtEngine:
     def stats(self) -> dict[str, float]:
         return self.client.stats()
 
+    def free_memory(self) -> int | None:
+        """Bytes that are free on the device, where it tells."""
+        client = self.client
+        if not isinstance(client, pjrt.Client) or client.counts:
+            return None
+        memory = client.memory()
+        return int(memory["bytes_limit"] - memory["bytes_in_use"]) if "bytes_limit" in memory else None
+
 
 # ---- programs ----
 

@@ -158,7 +158,7 @@ class Step:
         self._picks = isinstance(bound.platform.engine, Placing)  # results stay in its memory
         self._put = bound.platform.put
         self._slots, self._placed = slots, placed
-        self._stats = bound.platform.stats
+        self._engine = bound.platform.engine
         self._gathered = GATHERED.get(bound.platform.device.partition(":")[0], GATHERED_ON_DEVICE)
 
     def most(self, pages: int) -> int:
@@ -185,9 +185,8 @@ class Step:
 
     def _room(self) -> int:
         """Bytes that slots may take: a part of the device's free memory, where that is known."""
-        stats = self._stats()
-        free = stats.get("bytes_limit", 0) - stats["bytes_in_use"]
-        return int(SHARE * free) if "bytes_limit" in stats else self._gathered
+        free = self._engine.free_memory() if isinstance(self._engine, PjrtEngine) else None
+        return self._gathered if free is None else int(SHARE * free)
 
     def put(self, array: Array) -> Any:
         """An array where steps compute."""
