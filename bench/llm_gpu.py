@@ -253,7 +253,7 @@ def measure_step(model: LanguageModel, slots: SlotPrograms, batch: int, count: i
     pool.give(pools)
     pages = -(-PROMPT // PAGE)
     sequences = [Pages(list(range(pages)), PROMPT) for _ in range(batch)]
-    seconds, run = _timed(lambda: DecodeRun(slots, sequences, [0] * batch, pools))
+    seconds, run = _measure(lambda: DecodeRun(slots, sequences, [0] * batch, pools))
     for _ in range(4):
         made = run.step()
     made.best(0)
