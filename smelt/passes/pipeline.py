@@ -34,6 +34,7 @@ from smelt.passes.lower_custom_calls import lower_custom_calls
 from smelt.passes.lower_int8 import QUANTISING, SPREADING, int8_rules
 from smelt.passes.lower_quantised_types import lower_quantised_types
 from smelt.passes.lower_random import lower_random
+from smelt.passes.merge_dots import merge_dots
 from smelt.passes.merge_scans import merge_scans
 from smelt.passes.pack_weights import pack_rules
 from smelt.passes.recognise import recognise
@@ -145,6 +146,11 @@ def passes(
     packed = (
         Pass("channels_last", per_function(channels_last), "convolve feature maps in NHWC layout"),
         Pass("pack_weights", rules(pack), "pack the B operands of GEMMs and convolutions into panels"),
+        *(
+            (Pass("merge_dots", per_function(merge_dots), "multiply the same rows by several weights at once"),)
+            if simt
+            else ()
+        ),
         Pass("hoist_loop_invariants", hoist_loop_invariants, "move loop-invariant work in front of the loop"),
         Pass("rematerialise", rematerialise, "compute what a backward pass reads again, where that takes less memory"),
     )
