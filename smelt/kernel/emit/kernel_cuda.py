@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from smelt.dim import Size
@@ -49,8 +50,9 @@ LANE = "smelt_lane"  # a thread's number in its group
 SMALL = 1 << 31
 AT_ONCE, MANY = 4, 1 << 20  # iterations of a thread together, where a map has many elements
 RESIDENT = 3  # blocks of attention on one multiprocessor, which hide each other's waits
-STAGED = 1024  # terms of a reduction in shared memory,
+STAGED, STAGED_DYNAMIC = 16 << 10, 1024  # bytes of terms of a reduction in shared memory; terms, of a dynamic number,
 STAGED_BESIDE = 16 << 10  # beside at most this number of bytes
+BATCHES, BATCH_CODE = (8, 4), 64  # iterations of a shared loop whose loads come first; the most statements of all
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +170,7 @@ class StagePrinter(Printer):
     def at_once(self) -> int:
         """Iterations that a thread computes together: it then reads the operands of all of them before it stores."""
         stage, extent = self.stage, static_extent(self.stage.extent)
-        kinds = [type(each) for each in stage.body]
-        last = kinds.index(Store) if Store in kinds else len(kinds)
-        simple = stage.group == "thread" and {*kinds[:last]} <= {Let} and {*kinds[last:]} == {Store}
+        simple = stage.group == "thread" and is_map(stage.body)
         return AT_ONCE if simple and isinstance(extent, int) and extent >= MANY else 1
 
     def copies(self, body: list[str], extent: str) -> list[str]:
@@ -178,18 +178,15 @@ class StagePrinter(Printer):
         assert self.stage.var is not None
         var, threads = self.stage.var.name, self.stage.threads
         names = [var, *(each.var.name for each in self.stage.body if isinstance(each, Let))]
+        stores = is_map(self.stage.body)
+        indented = ["  " + line for line in body]
+        whole = repeat_map(
+            indented, names, stores, AT_ONCE, lambda i: f"      const i64 {var}_{i} = {var} + {i * threads};"
+        )
         own = re.compile(rf"\b({'|'.join(names)})\b")
-        several = [
-            [
-                f"      const i64 {var}_{i} = {var} + {i * threads};",
-                *("  " + own.sub(rf"\1_{i}", line) for line in body),
-            ]
-            for i in range(AT_ONCE)
-        ]
-        stores = sum(isinstance(each, Store) for each in self.stage.body)
-        whole = [line for each in several for line in each[:-stores]] + [x for each in several for x in each[-stores:]]
+        first = [own.sub(r"\1_0", line) for line in indented]
         head = f"      for (i64 {var}_0 = {var}; {var}_0 < {extent}; {var}_0 += {threads}) {{"
-        one_by_one = [head, *several[0][1:], "      }"]
+        one_by_one = [head, *first, "      }"]
         return [
             f"    if ({var} + {(AT_ONCE - 1) * threads} < {extent}) {{",
             *whole,
@@ -296,11 +293,37 @@ class StagePrinter(Printer):
         self.alone = True
         body = self.block(loop.body, depth + 1)
         self.alone = False
+        lines = self.batched(loop, body, extent, count, pad)
+        if lines is not None:
+            return self.fence(lines, loop, pad)
         head = f"{pad}for (i64 {var} = {LANE}; {var} < {extent}; {var} += {count}) {{"
         into_tiles = all(isinstance(array, str) for array in stores_to(loop.body))  # which no buffer shares memory with
         simple = into_tiles and all(isinstance(each, Let | Store) for each in loop.body)
         at_once = ["#pragma unroll 8"] if simple else []
         return self.fence([*at_once, head, *body, f"{pad}}}"], loop, pad)
+
+    def batched(self, loop: For, body: list[str], extent: str, count: int, pad: str) -> list[str] | None:
+        """A loop on lanes into a buffer: several iterations read their operands before any of them stores."""
+        stores, fixed = is_map(loop.body), static_extent(loop.extent)
+        if not stores or not any(isinstance(array, int) for array in reads_from(loop.body)):
+            return None
+        fits = (each for each in BATCHES if isinstance(fixed, int) and fixed >= each * count)
+        several = next((each for each in fits if each * len(loop.body) <= BATCH_CODE), 0)
+        if not several:
+            return None
+        var = loop.var.name
+        names = [var, *(each.var.name for each in loop.body if isinstance(each, Let))]
+        return [
+            f"{pad}i64 {var}_next = {LANE};",
+            f"{pad}for (; {var}_next + {(several - 1) * count} < {extent}; {var}_next += {several * count}) {{",
+            *repeat_map(
+                body, names, stores, several, lambda i: f"{pad}  const i64 {var}_{i} = {var}_next + {i * count};"
+            ),
+            f"{pad}}}",
+            f"{pad}for (i64 {var} = {var}_next; {var} < {extent}; {var} += {count}) {{",
+            *body,
+            f"{pad}}}",
+        ]
 
     def shared_fold(self, fold: Fold, depth: int) -> list[str]:
         """Its lanes are those of a warp, and halves are combined by shuffles. Every warp of a block computes it."""
@@ -349,15 +372,20 @@ class StagePrinter(Printer):
                 f"{pad}  part = {add};",
                 f"{pad}}}",
             ]
-        last = f"({extent} - first < {STAGED} ? (int)({extent} - first) : {STAGED})"
-        self.locals["terms"] = f"  __shared__ __align__(16) char smelt_terms[{16 * STAGED}];"
+        count = STAGED // -(-fold.accumulator.bits // 8)
+        fixed = static_extent(fold.extent)
+        count = min(count, -(-fixed // THREADS) * THREADS if isinstance(fixed, int) else STAGED_DYNAMIC)
+        last = f"({extent} - first < {count} ? (int)({extent} - first) : {count})"
+        self.locals["terms"] = f"  __shared__ __align__(16) char smelt_terms[{STAGED}];"
         return [
             f"{pad}{{ {kind} *const terms = ({kind} *)smelt_terms;",
-            f"{pad}for (i64 first = 0; first < {extent}; first += {STAGED}) {{",
+            f"{pad}for (i64 first = 0; first < {extent}; first += {count}) {{",
             f"{pad}  __syncthreads();",
-            f"{pad}  for (i64 {var} = first + {LANE}; {var} < first + {last}; {var} += {THREADS}) {{",
+            "#pragma unroll 8",  # loads of several terms at once: those after the last one are read again
+            f"{pad}  for (int turn = {LANE}; turn < {count}; turn += {THREADS}) {{",
+            f"{pad}    const i64 {var} = first + turn < {extent} ? first + turn : {extent} - 1;",
             *body,
-            f"{pad}    terms[{var} - first] = {value};",
+            f"{pad}    terms[turn] = {value};",
             f"{pad}  }}",
             f"{pad}  __syncthreads();",
             "#pragma unroll 8",
@@ -424,3 +452,17 @@ class StagePrinter(Printer):
             case Remainder(Var(name, _, int(extent)), int(size)) if 0 < extent < SMALL and 0 < size < SMALL:
                 return f"(i64)((ui32){name} % {size}u)"
         return Printer.expr(self, expr)
+
+
+def is_map(body: Sequence[Stmt]) -> int:
+    """How many stores a body ends with that has nothing but variables in front of them; 0: it is another one."""
+    stores = sum(isinstance(each, Store) for each in body)
+    plain = all(isinstance(each, Let) for each in body[: len(body) - stores])
+    return stores if plain else 0
+
+
+def repeat_map(body: list[str], names: Sequence[str], stores: int, count: int, head: Callable[[int], str]) -> list[str]:
+    """The lines of a map for several iterations, their stores last: iterations of a parallel loop are independent."""
+    own = re.compile(rf"\b({'|'.join(names)})\b")
+    several = [[head(i), *(own.sub(rf"\1_{i}", line) for line in body)] for i in range(count)]
+    return [line for each in several for line in each[:-stores]] + [x for each in several for x in each[-stores:]]

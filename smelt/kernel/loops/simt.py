@@ -3,7 +3,8 @@
 Each phase of a kernel is a launch. An iteration of its loop on cores runs on one thread, or on a group of threads (a
 warp or a block) that share loops on lanes, reductions and products; what is left runs in all threads of the group
 alike, and one of them stores. Statements in front of a loop are repeated by every thread where they are cheap. Others
-are a launch of their own by one warp, which saves their variables for the launches after it.
+are a launch of their own by one group, which saves their variables for the launches after it; a short map behind them
+is a part of that launch.
 
 Orders of operations never change, so results are those of a processor.
 """
@@ -32,6 +33,7 @@ from smelt.kernel.loops.grammar import (
     Remainder,
     Set,
     Stmt,
+    Store,
     Tile,
     Transpose,
     Var,
@@ -53,6 +55,7 @@ SHARED = 48 << 10  # bytes of a block's shared memory that every device has
 MICRO_KERNEL = 15 << 10  # bytes of it that a micro-kernel of a block stages operands in
 SHARED_BY_WARPS = SHARED // 8  # bytes of tiles: with more, too few warps have room
 MANY_ROWS = 1024  # iterations that keep a GPU busy with a warp each
+ONE_BLOCK = 64 * THREADS  # iterations of a map that one block may run, after what is in front of it
 SLOT = 16  # bytes of a saved variable: the largest element type
 ALIGN = 16
 
@@ -120,9 +123,21 @@ def _parts(kernel: Kernel) -> Iterator[_Part]:
             if phase.loop is not None:
                 yield _Part(tuple(repeated), (), phase.loop)
         else:
-            yield _Part(tuple(repeated), phase.before, None)
-            if phase.loop is not None:
+            short = None if phase.loop is None else _in_one_block(phase.loop)
+            yield _Part(tuple(repeated), phase.before if short is None else (*phase.before, short), None)
+            if phase.loop is not None and short is None:
                 yield _Part(tuple(repeated), (), phase.loop)
+
+
+def _in_one_block(loop: For) -> For | None:
+    """A short loop on cores with scalars inside as one on the lanes of a block, which saves a launch."""
+    flat = _flatten(loop)
+    body, var, extent = flat or (loop.body, loop.var, loop.extent)
+    count = static_extent(extent)
+    scalars = all(isinstance(each, Let | Store) for each in walk_statements(body))
+    if not (scalars and isinstance(count, int) and count <= ONE_BLOCK):
+        return None
+    return loop.replace(var=var, extent=extent, body=body, level="lane")
 
 
 def _is_cheap(statement: Stmt, written: set[int | str]) -> bool:
