@@ -231,7 +231,8 @@ class _Parser:
         return self._of_character(_LETTERS.get(char, char))
 
     def _brackets(self) -> Ranges:
-        negated = self._take("^")
+        negated, folds = self._take("^"), self.folds
+        self.folds = False  # ends of ranges are characters; what is between them has another case, too
         found: list[tuple[int, int]] = []
         while not self._take("]"):
             if self._peek("[") or self._peek("&&"):
@@ -244,4 +245,9 @@ class _Parser:
                 high = self._parse_escape() if last == "\\" else self._of_character(last)
                 ranges = ((ranges[0][0], high[-1][1]),)
             found += ranges
+        self.folds = folds
+        if folds:
+            found = [
+                each for low, high in found for code in range(low, high + 1) for each in self._of_character(chr(code))
+            ]
         return invert(found) if negated else join_ranges(found)
