@@ -46,17 +46,22 @@ def target(name: str | None = None) -> Target:
 
 @cache
 def _native() -> Target:
-    features: frozenset[str] = frozenset()
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
-            line = next((line for line in file if line.startswith(("flags", "Features"))), "")
-        features = frozenset(line.partition(":")[2].split())
+            described = file.read()
     except OSError:
-        pass  # not Linux: the baseline ISA
+        described = ""  # not Linux: the baseline ISA
+    return describe_processor(described, platform.machine(), os.cpu_count() or 1)
+
+
+def describe_processor(described: str, machine: str, cores: int) -> Target:
+    """The target of a processor as /proc/cpuinfo describes it."""
+    line = next((line for line in described.splitlines() if line.startswith(("flags", "Features"))), "")
+    features = frozenset(line.partition(":")[2].split())
     width = 64 if "avx512f" in features else 32 if "avx2" in features else 16
     flags = ("native", "-mprefer-vector-width=512") if width == 64 else ("native",)
-    registers = 32 if width == 64 or platform.machine() == _ARM else 16
-    known = (platform.machine(), os.cpu_count() or 1, width, _SMALL, features, flags)
+    registers = 32 if width == 64 or machine in ("aarch64", "arm64") else 16
+    known = (machine, cores, width, _SMALL, features, flags)
     return Target(*known, registers=registers, has_pairs=has_pairs(features, width))
 
 
