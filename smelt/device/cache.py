@@ -39,6 +39,7 @@ _SHARED_MEMORY = "/dev/shm"  # often the only writable folder where the root is 
 
 # The name of the model that is being compiled; new cache entries are labelled with it.
 model_name: ContextVar[str] = ContextVar("model_name", default="")
+_elsewhere: list[bool] = []  # whether another process compiles for this one, and has the cache
 
 
 class Entry(Frozen):
@@ -171,6 +172,15 @@ def compiling_for(name: str) -> Iterator[None]:
         yield
     finally:
         model_name.reset(token)
+
+
+def leave_to_other() -> None:
+    """From now on another process has the cache, which compiles for this one."""
+    _elsewhere.append(True)
+
+
+def is_elsewhere() -> bool:
+    return bool(_elsewhere)
 
 
 def default() -> Cache:

@@ -73,6 +73,7 @@ _elsewhere: list[Callable[[Sequence[str], Sequence[str]], bytes]] = []
 def compile_elsewhere(compile: Callable[[Sequence[str], Sequence[str]], bytes]) -> None:
     """Have `build` call this from now on: sources and extra flags → a library for this machine's `target()`."""
     _elsewhere[:] = [compile]
+    kept.leave_to_other()
 
 
 def build(source: str | Sequence[str], *extra: str, processor: Target | None = None) -> ctypes.CDLL:

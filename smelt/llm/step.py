@@ -51,7 +51,7 @@ def make_step(checkpoint: Checkpoint, device: str, engine: str, precision: str) 
     platform = platform_of(device, engine)
     if type(platform.engine) is NativeEngine and (key := step_cache.key_of(checkpoint, precision)) is not None:
         build = build_step(checkpoint, precision)
-        step_cache.keep(key, store_build(build), checkpoint.name)
+        step_cache.keep(key, partial(store_build, build), checkpoint.name)
         # What was kept holds no program, so that what compiling took is given back.
         executable = step_cache.find(key, partial(store_step, checkpoint, precision)) or build.executable
         del build

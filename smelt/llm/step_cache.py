@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from smelt.bundle.stored import StoredModel
@@ -30,7 +31,9 @@ log = logging.getLogger("smelt")
 
 
 def key_of(checkpoint: Checkpoint, precision: str) -> str | None:
-    """The key of a checkpoint's step on this machine; None where smelt's own files cannot be seen."""
+    """The key of a checkpoint's step on this machine; None without a cache, or where smelt's own files are hidden."""
+    if kept.is_elsewhere():
+        return None
     weights = checkpoint.weights
     held = [(name, str(checkpoint.formats.get(name)), str(weights.shape(name))) for name in sorted(weights)]
     stamps = _stamps(Path(__file__).parents[1])
@@ -55,12 +58,12 @@ def find(key: str, store: Store) -> NativeExecutable | None:
     return made.with_store(store) if isinstance(made, NativeExecutable) else None
 
 
-def keep(key: str, step: StoredModel, name: str) -> None:
+def keep(key: str, store: Callable[[], StoredModel], name: str) -> None:
     """Put a compiled step under a key; `name` is the model's, for `smelt cache ls`."""
     try:
         with tempfile.TemporaryDirectory(prefix=kept.SCRATCH) as folder, kept.compiling_for(name):
             made = Path(folder) / "step.smelt"
-            write(made, step)
+            write(made, store())
             kept.default().put(key, made)
     except (OSError, SmeltError) as error:
         log.warning("the compiled step is not kept: %s", error)

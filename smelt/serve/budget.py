@@ -18,10 +18,10 @@ def estimate(path: Path) -> int:
     return sum(each.stat().st_size for each in files)
 
 
-def measure(loaded: Any, expected: int) -> int:
+def measure(worker: RemoteModel | None, loaded: Any, expected: int) -> int:
     """Bytes that a loaded model takes: of its worker process, else what the engine counts, at least the estimate."""
-    if isinstance(loaded, RemoteModel):
-        return loaded.pss
+    if worker is not None:
+        return worker.pss
     return max(held_bytes(loaded), expected)
 
 

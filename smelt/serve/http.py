@@ -184,13 +184,14 @@ def _decompress(encoding: bytes, data: bytes, most: int) -> bytes:
 
 @dataclass(slots=True)
 class Response:
-    """An answer; with `stream` it is sent piece by piece."""
+    """An answer; with `stream` it is sent piece by piece, and `close` is called at the end, however that comes."""
 
     body: bytes = b""
     status: int = 200
     kind: bytes = JSON_TYPE
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     stream: AsyncGenerator[bytes, None] | None = None
+    close: Callable[[], object] = lambda: None
 
 
 _encode = msgspec.json.Encoder().encode
@@ -234,6 +235,13 @@ def finish_response(response: Response, request: Request, extra: Headers) -> tup
 
 
 async def send_response(response: Response, request: Request, send: Send, extra: Headers) -> None:
+    try:
+        await _send_response(response, request, send, extra)
+    finally:
+        response.close()
+
+
+async def _send_response(response: Response, request: Request, send: Send, extra: Headers) -> None:
     if response.stream is None:
         headers, body = finish_response(response, request, extra)
         if request.connection is not None and request.connection.write(response.status, headers, body):

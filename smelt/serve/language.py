@@ -6,69 +6,164 @@ before the next step.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 
-from smelt.errors import UnsupportedError
-from smelt.llm import CrossEncoder, EmbeddingModel, LanguageModel, Piece
+from smelt.errors import SmeltError, UnsupportedError
 from smelt.serve.config import Config
 from smelt.serve.http import Request
 from smelt.serve.keys import Keys
 from smelt.serve.models import Catalogue, Version
 from smelt.serve.problems import BusyError, DeadlineError, RequestError
+from smelt.serve.stats import ModelStats
+from smelt.serve.text_model import CHAT, EMBEDDING, RANKING, TextModel, TextRun, Token
 
+T = TypeVar("T")
 MAX_ANSWERS = 16
 
 
-class Generation:
-    """One running answer. Iterate for pieces; afterwards `finish` and the counts are there."""
+class Opened:
+    """A language model for one request. It is not closed before what was asked of it has ended."""
 
-    def __init__(self, version: Version, prompt: Sequence[int], options: Mapping[str, Any]) -> None:
-        self.version, self.prompt = version, prompt
-        model: LanguageModel = version.loaded
-        self._run = model.stream_async(list(prompt), timeout=version.config.timeout, **options)
+    def __init__(self, version: Version) -> None:
+        self.name, self.config, self.stats = version.name, version.config, version.stats
+        self.texts: TextModel = version.loaded
+
+    def check_room(self, count: int) -> None:
+        if self.texts.running + count > self.config.max_queue:
+            self.stats.refused += 1
+            raise BusyError(
+                f"{self.name} is busy", expected=f"at most {self.config.max_queue} answers at once", retry_after=1
+            )
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of something that is no answer of tokens. It counts as a request, and has the model's timeout."""
+        started = time.perf_counter()
+        try:
+            self.check_room(1)
+        except BusyError:
+            work.close()
+            raise
+        with _Counted(self.texts, self.stats):
+            try:
+                async with asyncio.timeout(self.config.timeout):
+                    found = await work
+            except TimeoutError:
+                raise DeadlineError(f"{self.name}: the answer took too long") from None
+        self.stats.latency.add(time.perf_counter() - started)
+        return found
+
+    async def prepare(self, work: Coroutine[Any, Any, T]) -> T:
+        """The same for a part of a request, which is counted later."""
+        self.texts.running += 1
+        try:
+            return await work
+        finally:
+            self.texts.running -= 1
+
+
+class _Counted:
+    """A request that runs, and how it ended."""
+
+    def __init__(self, texts: TextModel, stats: ModelStats) -> None:
+        self._texts, self._stats, self._ended = texts, stats, False
+        texts.running += 1
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.end(kind is None)
+
+    def end(self, is_success: bool) -> None:
+        if not self._ended:
+            self._ended = True
+            self._texts.running -= 1
+            self._stats.last = time.time()
+            if is_success:
+                self._stats.success += 1
+            else:
+                self._stats.failure += 1
+
+
+class Generation:
+    """One running answer. Iterate for tokens; afterwards `finish` and the counts are there. It must be cancelled by
+    who does not iterate to the end."""
+
+    def __init__(self, opened: Opened, prompt: Sequence[int], run: TextRun) -> None:
+        self.opened, self.prompt, self._run = opened, prompt, run
+        self._counted = _Counted(opened.texts, opened.stats)
+        self._started = time.perf_counter()
+        self.first = 0.0  # seconds to the first token
         self.tokens = 0
         self.text = ""
-        self.pieces: list[Piece] = []
+        self.pieces: list[Token] = []
 
     @property
     def finish(self) -> str:
         return self._run.finish
 
-    async def __aiter__(self) -> AsyncGenerator[Piece, None]:
-        stats, started = self.version.stats, time.perf_counter()
-        last = started
-        self.version.active += 1
+    @property
+    def said(self) -> str:
+        """The text with special tokens, where it was asked for."""
+        return self._run.said
+
+    async def __aiter__(self) -> AsyncGenerator[Token, None]:
+        stats, last = self.opened.stats, self._started
+        stats.prompt_tokens += len(self.prompt)
         try:
             async for piece in self._run:
                 now = time.perf_counter()
                 (stats.between_tokens if self.tokens else stats.first_token).add(now - last)
+                if not self.tokens:
+                    self.first = now - last
                 last = now
                 self.tokens += 1
+                stats.generated_tokens += 1
                 self.text += piece.text
                 self.pieces.append(piece)
                 yield piece
             if self.finish == "deadline":
-                raise DeadlineError(f"{self.version.name}: the answer took too long")
-            stats.success += 1
-            stats.latency.add(time.perf_counter() - started)
-        except BaseException:
-            stats.failure += 1
-            raise
+                raise DeadlineError(f"{self.opened.name}: the answer took too long")
+            stats.latency.add(time.perf_counter() - self._started)
+            self._counted.end(True)
         finally:
-            self.version.active -= 1
-            stats.last = time.time()
-            stats.prompt_tokens += len(self.prompt)
-            stats.generated_tokens += self.tokens
-            self._run.cancel()
+            self.cancel()
 
     async def complete(self) -> Generation:
         async for _ in self:
             pass
         return self
+
+    def cancel(self) -> None:
+        """End it, if it has not ended."""
+        self._run.cancel()
+        self._counted.end(False)
+
+
+async def complete(request: Request, runs: Sequence[Generation]) -> None:
+    """Run all to the end while the client is there; where one fails, the others end too."""
+
+    async def work() -> None:
+        async with asyncio.TaskGroup() as group:
+            for run in runs:
+                group.create_task(run.complete())
+
+    try:
+        await request.while_connected(work())
+    except BaseExceptionGroup as several:
+        errors = [each for each in several.exceptions if isinstance(each, SmeltError)]
+        raise (errors or several.exceptions)[0] from several
+    finally:
+        cancel_all(runs)
+
+
+def cancel_all(runs: Sequence[Generation]) -> None:
+    for run in runs:
+        run.cancel()
 
 
 class Languages:
@@ -77,76 +172,65 @@ class Languages:
     def __init__(self, catalogue: Catalogue, config: Config, keys: Keys) -> None:
         self.catalogue, self.config, self.keys = catalogue, config, keys
 
-    def open(self, request: Request, name: str) -> Version:
+    async def open(self, request: Request, name: str) -> Opened:
         """A model that generates text, if the request's key opens it."""
-        self.keys.check_model(request.key, name)
-        return self.get(name)
+        return await self._open(request, name, (CHAT,), "makes no text", "/v1/embeddings, or /v1/rerank")
 
-    def open_encoder(self, request: Request, name: str) -> Version:
-        self.keys.check_model(request.key, name)
-        return self.get_encoder(name)
+    async def open_encoder(self, request: Request, name: str) -> Opened:
+        return await self._open(request, name, (EMBEDDING,), "makes no embeddings", "an encoder, e.g. a MiniLM")
 
-    def get(self, name: str) -> Version:
-        found = self._find(name)
-        if not isinstance(found.loaded, LanguageModel):
-            raise RequestError(f"{name} makes no text", remedy="POST /v1/embeddings, or /v1/rerank for a cross-encoder")
-        return found
-
-    def open_ranker(self, request: Request, name: str) -> Version:
+    async def open_ranker(self, request: Request, name: str) -> Opened:
         """A model that ranks texts: a cross-encoder, or one that makes embeddings."""
+        kinds = (RANKING, EMBEDDING)
+        return await self._open(request, name, kinds, "makes no embeddings", "a cross-encoder, or an encoder")
+
+    async def open_any(self, request: Request, name: str) -> Opened:
+        return await self._open(request, name, (CHAT, EMBEDDING, RANKING), "", "")
+
+    async def _open(self, request: Request, name: str, kinds: Sequence[str], lacks: str, remedy: str) -> Opened:
         self.keys.check_model(request.key, name)
-        found = self._find(name)
-        return found if isinstance(found.loaded, CrossEncoder) else self.get_encoder(name)
-
-    def get_encoder(self, name: str) -> Version:
-        found = self._find(name)
-        if not isinstance(found.loaded, EmbeddingModel):
-            raise RequestError(f"{name} makes no embeddings", remedy="serve an encoder, e.g. the folder of a MiniLM")
-        return found
-
-    def _find(self, name: str) -> Version:
-        found = self.catalogue.get(name)
-        if not found.language:
+        version = await self.catalogue.demand(name)
+        if not isinstance(version.loaded, TextModel):
             raise RequestError(f"{name} is no language model", remedy=f"POST /v2/models/{name}/infer")
-        return found
+        if version.loaded.about.kind not in kinds:
+            raise RequestError(f"{name} {lacks}", got=version.loaded.about.kind, remedy=remedy)
+        return Opened(version)
 
     def names(self, request: Request) -> list[Version]:
         """The language models that a request's key opens."""
-        ready = (each for each in self.catalogue.every() if each.language and each.state == "READY")
+        ready = (each for each in self.catalogue.every() if isinstance(each.loaded, TextModel))
         return [each for each in ready if self.keys.opens(request.key, each.name)]
 
-    def start(
+    async def start(
         self,
         request: Request,
-        version: Version,
+        opened: Opened,
         prompts: Sequence[Sequence[int]],
         options: Mapping[str, Any],
         n: int,
+        said: bool = False,
     ) -> list[Generation]:
         """`n` answers to each prompt. The i-th draws with the seed plus i. Those who have a key are served alike."""
         if not 1 <= n <= MAX_ANSWERS:
             raise RequestError("n is out of range", expected=f"1 to {MAX_ANSWERS}", got=n)
-        if version.active + n * len(prompts) > version.config.max_queue:
-            version.stats.refused += 1
-            raise BusyError(
-                f"{version.name} is busy", expected=f"at most {version.config.max_queue} answers at once", retry_after=1
-            )
+        opened.check_room(n * len(prompts))
         seed = options.get("seed")
         first = secrets.randbits(48) if seed is None else seed
-        model: LanguageModel = version.loaded
         client = "" if request.key is None else request.key.name
-        found = []
-        for prompt in prompts:
-            most = model.context - len(prompt)
-            asked = options.get("max_tokens")
-            given = {**options, "max_tokens": most if asked is None else asked, "client": client}
-            found += [Generation(version, prompt, {**given, "seed": (first + i) % (1 << 64)}) for i in range(n)]
-        return found
-
-
-def encode(version: Version, text: str) -> list[int]:
-    model: LanguageModel = version.loaded
-    return model.tokenizer.encode(text)
+        given = {**options, "client": client, "timeout": opened.config.timeout}
+        runs: list[Generation] = []
+        try:
+            for prompt in prompts:
+                most = max(0, opened.texts.about.context - len(prompt))
+                asked = options.get("max_tokens")
+                given["max_tokens"] = most if asked is None else min(asked, most)
+                for i in range(n):
+                    work = opened.texts.generate(prompt, {**given, "seed": (first + i) % (1 << 64)}, said)
+                    runs.append(Generation(opened, prompt, await opened.prepare(work)))
+        except BaseException:
+            cancel_all(runs)
+            raise
+        return runs
 
 
 def check_supported(given: Mapping[str, Any], names: Sequence[str]) -> None:
@@ -172,15 +256,14 @@ def form_of(asked: Mapping[str, Any] | None) -> dict[str, Any]:
             raise RequestError("unknown response_format", expected="text, json_object or json_schema", got=other)
 
 
-def chat_prompt(
-    version: Version, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None
+async def chat_prompt(
+    opened: Opened, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None
 ) -> list[int]:
     """Tokens of messages. Content may come in parts, of which only text is understood."""
     if not messages:
         raise RequestError("there are no messages", expected='[{"role": "user", "content": "…"}]')
-    model: LanguageModel = version.loaded
-    arguments = {"tools": list(tools)} if tools else {}
-    return model.prompt([_message(message) for message in messages], **arguments)
+    written = [_message(message) for message in messages]
+    return await opened.prepare(opened.texts.prompt(written, tools or ()))
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -190,12 +273,17 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     if calls:
         try:
             found["tool_calls"] = [
-                {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"])}}
+                {**call, "function": {**call["function"], "arguments": _arguments(call["function"]["arguments"])}}
                 for call in calls
             ]
         except (TypeError, KeyError, ValueError) as error:
             raise RequestError("tool_calls do not fit", expected="calls with function.name and .arguments") from error
     return found
+
+
+def _arguments(given: Any) -> Any:
+    """Of a call: OpenAI's clients write them as a text, Ollama's as a record."""
+    return given if isinstance(given, dict) else json.loads(given)
 
 
 def _text(content: Any) -> str:

@@ -10,20 +10,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from smelt import llm
 from smelt.dtype import Array
 from smelt.engine_api import Port
 from smelt.errors import FileError, SmeltError, UnsupportedError
 from smelt.llm.store import resolve
-from smelt.llm.stored import LANGUAGE
 from smelt.model import FORMATS, LoadedModel
-from smelt.run.load import SUFFIX, has_file
+from smelt.run.load import SUFFIX
 from smelt.serve.budget import Budget, estimate, measure
 from smelt.serve.config import NAME, ModelConfig, read_model_config
 from smelt.serve.isolation.remote import RemoteModel, Zygote, is_supported
 from smelt.serve.isolation.remote_queue import RemoteQueue
+from smelt.serve.isolation.remote_texts import RemoteTexts
 from smelt.serve.kernels import SampledModel
-from smelt.serve.opening import held_bytes, open_model, warm_up, why_not_batched
+from smelt.serve.opening import held_bytes, is_language, open_model, open_texts, warm_up, why_not_batched
 from smelt.serve.pipeline import SUFFIX as PYTHON
 from smelt.serve.pipeline import Pipeline, PipelineQueue, is_pipeline, read_steps
 from smelt.serve.problems import NotFoundError, RequestError, UnavailableError
@@ -31,6 +30,7 @@ from smelt.serve.queue import Limits, ModelQueue
 from smelt.serve.stats import ModelStats, Sample
 from smelt.serve.step import ModelStep
 from smelt.serve.tensors import datatype
+from smelt.serve.text_model import TextModel
 from smelt.shape import Shape
 from smelt.size import Size
 from smelt.stop import Cancel
@@ -54,15 +54,15 @@ class Version:
     language: bool  # a language model; of a bundle known when it is loaded
     state: str = UNAVAILABLE
     reason: str = "not loaded"
-    loaded: Any = None  # LoadedModel, or smelt.llm.LanguageModel
+    loaded: Any = None  # LoadedModel, RemoteModel, Pipeline or TextModel
     queue: ModelQueue | PipelineQueue | None = None
     stats: ModelStats = field(default_factory=ModelStats)
     batching: str = ""  # why requests do not share calls
     seconds: float = 0.0  # to load
-    active: int = 0  # running answers of a language model
     bytes: int = 0  # of memory, while it is loaded
     used: float = 0.0  # when it was last asked for, on `monotonic`
     on_demand: bool = False  # not loaded, to save memory; the next request loads it
+    keep_alive: float | None = None  # seconds after its last use for which it stays loaded; None: for ever
     fitting: set[Any] = field(default_factory=set)  # names, element types and shapes of inputs that were checked
 
     @property
@@ -76,7 +76,22 @@ class Version:
     @property
     def isolated(self) -> bool:
         """Whether it runs in a process of its own."""
-        return not (self.language or self.config.trusted) and is_supported()
+        return not self.config.trusted and is_supported()
+
+    @property
+    def worker(self) -> RemoteModel | None:
+        """The process that it runs in, if it is another one."""
+        return self.loaded if isinstance(self.loaded, RemoteModel) else getattr(self.loaded, "worker", None)
+
+    @property
+    def layers(self) -> Sequence[str]:
+        """The layers of the sandbox that it runs in."""
+        return () if self.worker is None else self.worker.layers
+
+    @property
+    def active(self) -> int:
+        """Running requests of a language model."""
+        return self.loaded.running if isinstance(self.loaded, TextModel) else 0
 
     @property
     def callable(self) -> bool:
@@ -105,13 +120,12 @@ class Version:
 
     def sample(self) -> Sample:
         waiting, running = (self.queue.waiting, self.queue.running) if self.queue else (0, self.active)
-        held = self.loaded.loaded.memory if isinstance(self.loaded, RemoteModel) else held_bytes(self.loaded)
-        worker = self.loaded.pss if isinstance(self.loaded, RemoteModel) else None
-        restarts = self.queue.restarts if isinstance(self.queue, RemoteQueue) else 0
+        worker = self.worker
+        held = held_bytes(self.loaded) if worker is None else worker.loaded.memory
+        pss = None if worker is None else worker.pss
+        restarts = getattr(self.queue or self.loaded, "restarts", 0)
         ready = self.state == READY
-        return Sample(
-            self.name, self.version, self.stats, self.language, waiting, running, held, ready, worker, restarts
-        )
+        return Sample(self.name, self.version, self.stats, self.language, waiting, running, held, ready, pss, restarts)
 
 
 def _describe(port: Port) -> dict[str, Any]:
@@ -302,7 +316,7 @@ class Catalogue:
         if self._budget.limit is not None:
             for each in versions:
                 if each.state == READY:
-                    each.bytes = await asyncio.to_thread(measure, each.loaded, each.estimate())
+                    each.bytes = await asyncio.to_thread(measure, each.worker, each.loaded, each.estimate())
 
     async def _make_room(self, wanted: Version) -> None:
         """Unload what was not used for longest until a model fits; what runs a request stays."""
@@ -323,6 +337,26 @@ class Catalogue:
                 await asyncio.wait((self._retire(victim),))
                 victim.on_demand, victim.reason = True, ON_DEMAND
             wanted.bytes = needed
+
+    def keep_alive(self, name: str, seconds: float | None) -> None:
+        """Unload a model when it was not used for some seconds; the next request loads it. None: keep it."""
+        for version in self.known(name).values():
+            version.keep_alive = seconds
+            if seconds is not None and version.state == READY:
+                self._expire(version, version.loaded, seconds)
+
+    def _expire(self, version: Version, loaded: Any, seconds: float) -> None:
+        """Unload what was not used, or look again. Each wish has its own timer; the last one holds."""
+        if version.loaded is not loaded or version.keep_alive != seconds:
+            return
+        left = seconds if version.active else version.used + seconds - time.monotonic()
+        if not version.idle or left > 0:
+            loop = asyncio.get_running_loop()
+            loop.call_later(max(left, 0.1), self._expire, version, loaded, seconds)
+            return
+        log.info("%s was not used for %g s and is unloaded", version.name, seconds)
+        self._retire(version)
+        version.on_demand, version.reason = True, ON_DEMAND
 
     def _rescan(self, name: str) -> None:
         """Versions that came into the repository, or left it, since the last look."""
@@ -366,6 +400,8 @@ async def _close(queue: ModelQueue | PipelineQueue | None, loaded: Any) -> None:
     if queue is not None:
         queue.close()
         await queue.drain(60.0)
+    elif isinstance(loaded, TextModel):
+        await loaded.drain(60.0)
     if isinstance(queue, ModelQueue) and isinstance(queue.call, SampledModel):
         queue.call.close()
     await asyncio.to_thread(loaded.close)
@@ -463,18 +499,11 @@ async def _open_pipeline(version: Version, demand: Callable[[str], Awaitable[Ver
 
 def _open(version: Version, zygote: Zygote) -> None:
     config = version.config
-    if version.path.suffix.lower() == SUFFIX and not version.isolated:
-        version.language = has_file(version.path, LANGUAGE)
-    if version.language:
-        version.loaded = llm.load(
-            version.path,
-            engine=config.engine,
-            device=config.device,
-            context=config.context,
-            memory_limit=config.memory_limit,
-            precision=config.precision or None,
-        )
-        return
+    if not version.isolated:
+        version.language = is_language(version.path)
+        if version.language:
+            version.loaded = open_texts(version.name, version.path, config)
+            return
     if version.isolated:
         if config.kernel_spans:
             raise UnsupportedError(
@@ -501,7 +530,12 @@ def _open(version: Version, zygote: Zygote) -> None:
 
 
 def _open_remote(version: Version, zygote: Zygote) -> None:
-    model = version.loaded = RemoteModel(zygote, version.name, version.path, version.config)
+    model = RemoteModel(zygote, version.name, version.path, version.config)
+    version.language = model.loaded.about is not None
+    if version.language:
+        version.loaded = RemoteTexts(model)
+        return
+    version.loaded = model
     version.batching = why_not_batched(model.provenance, version.config)
     version.queue = RemoteQueue(version.name, model, _limits(version), version.stats.call)
 

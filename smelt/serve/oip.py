@@ -299,7 +299,7 @@ class Rest:
                 "parameters": {
                     "batching": {"string_value": found.batching or "rows are proven independent"},
                     "max_batch": {"string_value": str(config.max_batch)},
-                    "isolation": {"string_value": ", ".join(getattr(found.loaded, "layers", ())) or "none"},
+                    "isolation": {"string_value": ", ".join(found.layers) or "none"},
                 },
                 **({} if found.batching or found.language else {"dynamic_batching": batched}),
             }

@@ -1,21 +1,22 @@
-"""Ollama's API for language models: chat, generate, tags, show, version. Streams are lines of JSON."""
+"""Ollama's API for language models: chat, generate, embed, tags, ps, show, version. Streams are lines of JSON."""
 
 from __future__ import annotations
 
-import asyncio
+import json
+import re
 import time
 from collections.abc import AsyncGenerator, Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
 
 from smelt.errors import SmeltError
-from smelt.llm import EmbeddingModel, LanguageModel
+from smelt.llm.tools import Convention, convention_of, parse_calls
 from smelt.serve.http import Request, Response, Routes, json_response, read_json
-from smelt.serve.language import Generation, Languages, check_supported, encode
+from smelt.serve.language import Generation, Languages, Opened, chat_prompt, check_supported, complete
 from smelt.serve.models import Version
-from smelt.serve.problems import RequestError
+from smelt.serve.problems import ForbiddenError, RequestError
 from smelt.version import __version__
 
 LINES = b"application/x-ndjson"
@@ -34,13 +35,16 @@ _OPTIONS = {
     "stop": "stop",
 }
 _IGNORED = ("num_ctx", "num_thread", "num_batch", "num_gpu", "num_keep", "use_mmap", "low_vram", "f16_kv", "numa")
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|ms|s|m|h)")
+FOR_EVER = datetime(9999, 1, 1, tzinfo=UTC)
 
 
 class Asked(msgspec.Struct, kw_only=True):
     model: str
     stream: bool = True
     options: dict[str, Any] = {}
-    keep_alive: Any = None  # models stay until they are unloaded
+    keep_alive: float | str | None = None
     format: Any = None
     tools: list[Any] | None = None
     images: list[Any] | None = None
@@ -57,13 +61,27 @@ class GenerateAsked(Asked, kw_only=True):
     raw: bool = False
 
 
+class EmbedAsked(msgspec.Struct, kw_only=True):
+    model: str
+    input: str | list[str]
+    keep_alive: float | str | None = None
+
+
+class OldEmbedAsked(msgspec.Struct, kw_only=True):
+    model: str
+    prompt: str
+    keep_alive: float | str | None = None
+
+
 class ShowAsked(msgspec.Struct):
     model: str = ""
     name: str = ""
 
 
 _CHAT, _GENERATE = msgspec.json.Decoder(ChatAsked), msgspec.json.Decoder(GenerateAsked)
+_EMBED, _OLD_EMBED = msgspec.json.Decoder(EmbedAsked), msgspec.json.Decoder(OldEmbedAsked)
 _SHOW = msgspec.json.Decoder(ShowAsked)
+Form = Callable[[str, list[dict[str, Any]]], dict[str, Any]]  # text, calls of tools → fields of an answer
 
 
 class Ollama:
@@ -75,79 +93,177 @@ class Ollama:
     def add_to(self, routes: Routes) -> None:
         routes.add("POST", "/api/chat", self.chat)
         routes.add("POST", "/api/generate", self.generate)
+        routes.add("POST", "/api/embed", self.embed)
+        routes.add("POST", "/api/embeddings", self.embeddings)
         routes.add("GET", "/api/tags", self.tags)
+        routes.add("GET", "/api/ps", self.loaded)
         routes.add("POST", "/api/show", self.show)
         routes.add("GET", "/api/version", self.version)
 
     async def _read(self, request: Request, decoder: msgspec.json.Decoder[Any]) -> Any:
         return read_json(decoder, await request.body(self.config.max_body, self.config.body_timeout), "the request")
 
-    def _open(self, request: Request, name: str) -> Version:
-        return self.languages.open(request, name.removesuffix(":latest"))
+    async def _open(self, request: Request, name: str) -> Opened:
+        return await self.languages.open(request, _name(name))
 
     async def chat(self, request: Request) -> Response:
         asked: ChatAsked = await self._read(request, _CHAT)
-        version = self._open(request, asked.model)
+        opened = await self._open(request, asked.model)
         if not asked.messages:
-            raise RequestError("there are no messages", expected='[{"role": "user", "content": "…"}]')
-        model: LanguageModel = version.loaded
-        prompt = await asyncio.to_thread(model.prompt, asked.messages)
-        return await self._answer(request, asked, version, prompt, lambda text: {"message": _message(text)})
+            return self._loaded(request, asked, opened, {"message": _message("", [])})
+        convention = convention_of(opened.texts.about.template) if asked.tools else None
+        if any(message.get("images") for message in asked.messages):
+            raise RequestError("images are not supported here", remedy="leave out images")
+        prompt = await chat_prompt(opened, asked.messages, asked.tools)
+        return await self._answer(
+            request, asked, opened, prompt, lambda *said: {"message": _message(*said)}, convention
+        )
 
     async def generate(self, request: Request) -> Response:
         """A prompt through the chat template, as Ollama does; `raw` takes it as it is."""
         asked: GenerateAsked = await self._read(request, _GENERATE)
-        check_supported({"suffix": asked.suffix}, ("suffix",))
-        version = self._open(request, asked.model)
-        model: LanguageModel = version.loaded
-        if asked.raw or model.checkpoint.template is None:
-            prompt = await asyncio.to_thread(encode, version, asked.system + asked.prompt)
+        check_supported({"suffix": asked.suffix, "tools": asked.tools}, ("suffix", "tools"))
+        opened = await self._open(request, asked.model)
+        if not asked.prompt:
+            return self._loaded(request, asked, opened, {"response": ""})
+        if asked.raw or not opened.texts.about.template:
+            (prompt,) = await opened.prepare(opened.texts.encode([asked.system + asked.prompt]))
         else:
             system = [{"role": "system", "content": asked.system}] if asked.system else []
-            messages = [*system, {"role": "user", "content": asked.prompt}]
-            prompt = await asyncio.to_thread(model.prompt, messages)
-        return await self._answer(request, asked, version, prompt, lambda text: {"response": text})
+            prompt = await chat_prompt(opened, [*system, {"role": "user", "content": asked.prompt}])
+        return await self._answer(request, asked, opened, prompt, lambda text, _: {"response": text}, None)
 
     async def _answer(
         self,
         request: Request,
         asked: Asked,
-        version: Version,
+        opened: Opened,
         prompt: list[int],
-        form: Callable[[str], dict[str, Any]],
+        form: Form,
+        convention: Convention | None,
     ) -> Response:
-        check_supported(
-            {"format": asked.format, "tools": asked.tools, "images": asked.images}, ("format", "tools", "images")
-        )
-        (run,) = self.languages.start(request, version, [prompt], _options(asked.options), 1)
+        check_supported({"images": asked.images}, ("images",))
+        alive = _seconds(asked.keep_alive)
+        options = _options(asked.options) | _schema(asked.format)
+        (run,) = await self.languages.start(request, opened, [prompt], options, 1, convention is not None)
         started = time.perf_counter()
+
+        def close() -> None:
+            run.cancel()
+            self._keep(request, opened, asked.keep_alive, alive)
+
         if asked.stream:
-            return Response(kind=LINES, stream=_lines(run, version, form, started))
-        await request.while_connected(run.complete())
-        return json_response({**_head(version), **form(run.text), **_tail(run, started)})
+            return Response(kind=LINES, stream=_lines(run, form, convention, started), close=close)
+        try:
+            await complete(request, [run])
+        finally:
+            close()
+        return json_response({**_head(opened), **_whole(run, form, convention), **_tail(run, started)})
+
+    def _keep(self, request: Request, opened: Opened, given: Any, seconds: float | None) -> None:
+        """Unload a model some time after its last use. Where there are keys, that needs one for administration."""
+        if given is None:
+            return
+        if self.config.keys:
+            try:
+                self.languages.keys.check_admin(request.key)
+            except ForbiddenError:
+                return
+        self.languages.catalogue.keep_alive(opened.name, seconds)
+
+    def _loaded(self, request: Request, asked: Asked, opened: Opened, fields: dict[str, Any]) -> Response:
+        """A request without text loads a model, or unloads it with `keep_alive` 0."""
+        seconds = _seconds(asked.keep_alive)
+        self._keep(request, opened, asked.keep_alive, seconds)
+        reason = "unload" if seconds == 0 else "load"
+        return json_response({**_head(opened), **fields, "done": True, "done_reason": reason})
+
+    async def embed(self, request: Request) -> Response:
+        asked: EmbedAsked = await self._read(request, _EMBED)
+        texts = [asked.input] if isinstance(asked.input, str) else asked.input
+        started = time.perf_counter()
+        name, rows, tokens = await self._embed(request, asked, texts)
+        spent = round((time.perf_counter() - started) * 1e9)
+        return json_response({"model": name, "embeddings": rows, "total_duration": spent, "prompt_eval_count": tokens})
+
+    async def embeddings(self, request: Request) -> Response:
+        asked: OldEmbedAsked = await self._read(request, _OLD_EMBED)
+        _, rows, _ = await self._embed(request, asked, [asked.prompt])
+        return json_response({"embedding": rows[0]})
+
+    async def _embed(
+        self, request: Request, asked: EmbedAsked | OldEmbedAsked, texts: list[str]
+    ) -> tuple[str, Any, int]:
+        seconds = _seconds(asked.keep_alive)
+        opened = await self.languages.open_encoder(request, _name(asked.model))
+        made = await request.while_connected(opened.run(opened.texts.embed(texts)))
+        opened.stats.prompt_tokens += made.tokens
+        self._keep(request, opened, asked.keep_alive, seconds)
+        return opened.name, made.array.tolist(), made.tokens
 
     async def tags(self, request: Request) -> Response:
-        rows = [
-            {"name": each.name, "model": each.name, "size": _size(each), "details": _details(each)}
-            for each in self.languages.names(request)
-        ]
+        return json_response({"models": [_describe(each) for each in self.languages.names(request)]})
+
+    async def loaded(self, request: Request) -> Response:
+        """The models in memory, and until when they stay there if no one uses them."""
+        rows = []
+        for each in self.languages.names(request):
+            left = None if each.keep_alive is None else each.used + each.keep_alive - time.monotonic()
+            until = FOR_EVER if left is None else datetime.now(UTC) + timedelta(seconds=max(0.0, left))
+            rows.append({**_describe(each), "size_vram": 0, "expires_at": until.isoformat()})
         return json_response({"models": rows})
 
     async def show(self, request: Request) -> Response:
         asked: ShowAsked = await self._read(request, _SHOW)
-        version = self._open(request, asked.model or asked.name)
-        model: LanguageModel = version.loaded
-        info = {"general.architecture": model.config.family, "context_length": model.context}
-        return json_response(
-            {"details": _details(version), "template": model.checkpoint.template or "", "model_info": info}
-        )
+        opened = await self.languages.open_any(request, _name(asked.model or asked.name))
+        about = opened.texts.about
+        info = {"general.architecture": about.family, "context_length": about.context}
+        details = {"format": about.format, "family": about.family}
+        return json_response({"details": details, "template": about.template, "model_info": info})
 
     async def version(self, request: Request) -> Response:
         return json_response({"version": __version__})
 
 
-def _message(text: str) -> dict[str, str]:
-    return {"role": "assistant", "content": text}
+def _name(given: str) -> str:
+    return given.removesuffix(":latest")
+
+
+def _seconds(keep_alive: float | str | None) -> float | None:
+    """For how long a model stays: seconds, or a duration such as "5m" or "1h30m". None: for ever, as if negative."""
+    if keep_alive is None:
+        return None
+    if isinstance(keep_alive, str):
+        text = keep_alive.strip().removeprefix("-")
+        is_negative = text != keep_alive.strip()
+        parts = _DURATION.findall(text)
+        if "".join(number + unit for number, unit in parts) == text and parts:
+            found = sum(float(number) * _UNITS[unit] for number, unit in parts)
+        elif re.fullmatch(r"[0-9]+(\.[0-9]+)?", text):
+            found = float(text)
+        else:
+            raise RequestError(
+                "keep_alive is no duration", expected='seconds, or "5m", "1h30m", -1 for ever', got=keep_alive[:80]
+            )
+        return None if is_negative else found
+    if keep_alive != keep_alive:
+        raise RequestError("keep_alive is no duration", got=keep_alive)
+    return None if keep_alive < 0 else keep_alive
+
+
+def _schema(form: Any) -> dict[str, Any]:
+    """`format`: "json", or a JSON schema that the answer fits."""
+    if form in (None, ""):
+        return {}
+    if form == "json":
+        return {"schema": {"type": "object"}}
+    if isinstance(form, dict):
+        return {"schema": form}
+    raise RequestError("unknown format", expected='"json", or a JSON schema', got=form)
+
+
+def _message(text: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}
 
 
 def _options(given: dict[str, Any]) -> dict[str, Any]:
@@ -160,38 +276,58 @@ def _options(given: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
     found |= {_OPTIONS[name]: value for name, value in given.items() if name in _OPTIONS}
     most = given.get("num_predict", -1)
-    found["max_tokens"] = None if isinstance(most, int) and most < 0 else most
+    if type(most) is not int:
+        raise RequestError("num_predict is a whole number", got=json.dumps(most)[:80])
+    found["max_tokens"] = None if most < 0 else most
     return found
 
 
-def _head(version: Version) -> dict[str, Any]:
-    return {"model": version.name, "created_at": datetime.now(UTC).isoformat()}
+def _head(opened: Opened) -> dict[str, Any]:
+    return {"model": opened.name, "created_at": datetime.now(UTC).isoformat()}
+
+
+def _whole(run: Generation, form: Form, convention: Convention | None) -> dict[str, Any]:
+    """An answer that has ended: text, or calls of tools."""
+    if convention is None:
+        return form(run.text, [])
+    calls = [
+        {"function": {"name": each.name, "arguments": dict(each.arguments)}}
+        for each in parse_calls(run.said, convention)
+    ]
+    return form("" if calls else run.text, calls)
 
 
 def _tail(run: Generation, started: float) -> dict[str, Any]:
-    spent = round((time.perf_counter() - started) * 1e9)
+    spent = time.perf_counter() - started
+    times = {"total_duration": spent, "load_duration": 0.0, "prompt_eval_duration": run.first,
+             "eval_duration": max(0.0, spent - run.first)}  # fmt: skip
     counts = {"prompt_eval_count": len(run.prompt), "eval_count": run.tokens}
-    return {"done": True, "done_reason": run.finish, "total_duration": spent, **counts}
+    nanoseconds = {name: round(seconds * 1e9) for name, seconds in times.items()}
+    return {"done": True, "done_reason": run.finish, **nanoseconds, **counts}
 
 
 async def _lines(
-    run: Generation, version: Version, form: Callable[[str], dict[str, Any]], started: float
+    run: Generation, form: Form, convention: Convention | None, started: float
 ) -> AsyncGenerator[bytes, None]:
+    """Text as it comes; with tools all of it at the end, since a call is no text."""
     try:
         async for piece in run:
-            yield _dump({**_head(version), **form(piece.text), "done": False}) + b"\n"
-        yield _dump({**_head(version), **form(""), **_tail(run, started)}) + b"\n"
+            if convention is None:
+                yield _dump({**_head(run.opened), **form(piece.text, []), "done": False}) + b"\n"
+        last = form("", []) if convention is None else _whole(run, form, convention)
+        yield _dump({**_head(run.opened), **last, **_tail(run, started)}) + b"\n"
     except SmeltError as error:
         yield _dump({"error": str(error)}) + b"\n"
 
 
-def _size(version: Version) -> int:
-    path = version.path
+def _describe(version: Version) -> dict[str, Any]:
+    path, about = version.path, version.loaded.about
     files = [path] if path.is_file() else [each for each in path.iterdir() if each.is_file()]
-    return sum(each.stat().st_size for each in files)
-
-
-def _details(version: Version) -> dict[str, Any]:
-    model: LanguageModel | EmbeddingModel = version.loaded
-    kind = model.checkpoint.kind if isinstance(model, LanguageModel) else "safetensors"
-    return {"format": "safetensors" if kind == "folder" else kind, "family": model.config.family}
+    changed = max((each.stat().st_mtime for each in files), default=0.0)
+    return {
+        "name": version.name,
+        "model": version.name,
+        "modified_at": datetime.fromtimestamp(changed, UTC).isoformat(),
+        "size": sum(each.stat().st_size for each in files),
+        "details": {"format": about.format, "family": about.family},
+    }

@@ -18,12 +18,20 @@ from typing import Any
 import msgspec
 
 from smelt.errors import SmeltError
-from smelt.llm import LanguageModel, Piece
 from smelt.llm.tools import Convention, convention_of, parse_calls
 from smelt.serve.http import EVENTS, Request, Response, Routes, json_response, read_json
-from smelt.serve.language import Generation, Languages, chat_prompt, check_supported, encode, form_of
-from smelt.serve.models import Version
+from smelt.serve.language import (
+    Generation,
+    Languages,
+    Opened,
+    cancel_all,
+    chat_prompt,
+    check_supported,
+    complete,
+    form_of,
+)
 from smelt.serve.problems import RequestError, status_of
+from smelt.serve.text_model import About, Token
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 _dump = msgspec.json.Encoder().encode
@@ -150,10 +158,12 @@ class OpenAI:
         return read_json(decoder, body, "the request")
 
     async def models(self, request: Request) -> Response:
-        return json_response({"object": "list", "data": [_describe(each) for each in self.languages.names(request)]})
+        rows = [_describe(each.name, each.loaded.about) for each in self.languages.names(request)]
+        return json_response({"object": "list", "data": rows})
 
     async def model(self, request: Request) -> Response:
-        return json_response(_describe(self.languages.open(request, request.parts[0])))
+        opened = await self.languages.open_any(request, request.parts[0])
+        return json_response(_describe(opened.name, opened.texts.about))
 
     async def chat(self, request: Request) -> Response:
         asked: ChatRequest = await self._read(request, _CHAT)
@@ -161,13 +171,13 @@ class OpenAI:
         check_supported({"tool_choice": asked.tool_choice not in (None, "none", "auto")}, ("tool_choice",))
         if asked.max_completion_tokens is not None:
             asked.max_tokens = asked.max_completion_tokens
-        version = self.languages.open(request, asked.model)
-        convention = convention_of(version.loaded.checkpoint.template or "") if tools else None
-        prompt = await asyncio.to_thread(chat_prompt, version, asked.messages, tools)
+        opened = await self.languages.open(request, asked.model)
+        convention = convention_of(opened.texts.about.template) if tools else None
+        prompt = await chat_prompt(opened, asked.messages, tools)
         logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
         options = asked.options(logprobs) | form_of(asked.response_format)
-        runs = self.languages.start(request, version, [prompt], options, asked.n or 1)
-        return await self._answer(request, asked, version, runs, Chat(logprobs is not None, convention=convention))
+        runs = await self.languages.start(request, opened, [prompt], options, asked.n or 1, convention is not None)
+        return await self._answer(request, asked, runs, Chat(logprobs is not None, convention=convention))
 
     async def completions(self, request: Request) -> Response:
         asked: CompletionRequest = await self._read(request, _COMPLETION)
@@ -175,78 +185,82 @@ class OpenAI:
             {"suffix": asked.suffix, "best_of": (asked.best_of or 1) > (asked.n or 1)}, ("suffix", "best_of")
         )
         check_supported({"echo": asked.echo and asked.logprobs is not None}, ("echo",))
-        version = self.languages.open(request, asked.model)
-        prompts = await asyncio.to_thread(_prompts, version, asked.prompt)
+        opened = await self.languages.open(request, asked.model)
+        prompts = await _prompts(opened, asked.prompt)
         if asked.max_tokens is None:
             asked.max_tokens = 16  # OpenAI's default for this endpoint
-        runs = self.languages.start(request, version, prompts, asked.options(asked.logprobs), asked.n or 1)
-        echoes = [version.loaded.tokenizer.decode(run.prompt) if asked.echo else "" for run in runs]
-        return await self._answer(request, asked, version, runs, Completion(asked.logprobs is not None, echoes))
+        n = asked.n or 1
+        texts = [await opened.prepare(opened.texts.decode(each)) if asked.echo else "" for each in prompts]
+        runs = await self.languages.start(request, opened, prompts, asked.options(asked.logprobs), n)
+        echoes = [text for text in texts for _ in range(n)]
+        return await self._answer(request, asked, runs, Completion(asked.logprobs is not None, echoes))
 
-    async def _answer(
-        self, request: Request, asked: Shared, version: Version, runs: list[Generation], form: Form
-    ) -> Response:
+    async def _answer(self, request: Request, asked: Shared, runs: list[Generation], form: Form) -> Response:
         identity = form.prefix + secrets.token_hex(12)
-        head = {"id": identity, "created": int(time.time()), "model": version.name}
+        head = {"id": identity, "created": int(time.time()), "model": asked.model}
         if asked.stream:
             usage = asked.stream_options is not None and asked.stream_options.include_usage
             return Response(
-                kind=EVENTS, stream=_events(runs, form, head, usage), headers=[(b"cache-control", b"no-cache")]
+                kind=EVENTS,
+                stream=_events(runs, form, head, usage),
+                headers=[(b"cache-control", b"no-cache")],
+                close=lambda: cancel_all(runs),
             )
-        await request.while_connected(_all(runs))
+        await complete(request, runs)
         choices = [form.whole(i, run) for i, run in enumerate(runs)]
         return json_response({**head, "object": form.object, "choices": choices, "usage": usage_of(runs)})
 
     async def embeddings(self, request: Request) -> Response:
         asked: EmbeddingRequest = await self._read(request, _EMBEDDING)
-        version = self.languages.open_encoder(request, asked.model)
+        opened = await self.languages.open_encoder(request, asked.model)
         check_supported({"dimensions": asked.dimensions}, ("dimensions",))
         texts = [asked.input] if isinstance(asked.input, str) else asked.input
         if not texts or not all(isinstance(each, str) for each in texts):
             raise RequestError("the input is no text", expected="a string, or a list of strings")
-        found = await asyncio.to_thread(version.loaded.embed, texts)
+        made = await request.while_connected(opened.run(opened.texts.embed(texts)))
+        opened.stats.prompt_tokens += made.tokens
+        found = made.array
         if asked.encoding_format == "base64":
             rows: list[Any] = [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in found]
         else:
             rows = [row.tolist() for row in found]
         data = [{"object": "embedding", "index": i, "embedding": row} for i, row in enumerate(rows)]
-        count = sum(len(encode(version, text)) for text in texts)
-        usage = {"prompt_tokens": count, "total_tokens": count}
-        return json_response({"object": "list", "data": data, "model": version.name, "usage": usage})
+        usage = {"prompt_tokens": made.tokens, "total_tokens": made.tokens}
+        return json_response({"object": "list", "data": data, "model": opened.name, "usage": usage})
 
     async def tokenize(self, request: Request) -> Response:
         asked: TokenizeRequest = await self._read(request, _TOKENIZE)
-        version = self.languages.open(request, asked.model)
+        opened = await self.languages.open_any(request, asked.model)
         if (asked.prompt is None) == (asked.messages is None):
             raise RequestError("give either prompt or messages")
         if asked.messages is not None:
-            ids = await asyncio.to_thread(chat_prompt, version, asked.messages)
+            ids = await chat_prompt(opened, asked.messages)
         else:
-            ids = await asyncio.to_thread(encode, version, asked.prompt or "")
-        return json_response({"tokens": ids, "count": len(ids), "max_model_len": version.loaded.context})
+            (ids,) = await opened.prepare(opened.texts.encode([asked.prompt or ""]))
+        return json_response({"tokens": ids, "count": len(ids), "max_model_len": opened.texts.about.context})
 
     async def detokenize(self, request: Request) -> Response:
         asked: DetokenizeRequest = await self._read(request, _DETOKENIZE)
-        version = self.languages.open(request, asked.model)
-        model: LanguageModel = version.loaded
-        if any(not 0 <= token < model.config.v for token in asked.tokens):
-            raise RequestError("no such token", expected=f"0 to {model.config.v - 1}")
-        return json_response({"prompt": model.tokenizer.decode(asked.tokens)})
+        opened = await self.languages.open_any(request, asked.model)
+        size = opened.texts.about.vocabulary
+        if any(not 0 <= token < size for token in asked.tokens):
+            raise RequestError("no such token", expected=f"0 to {size - 1}")
+        return json_response({"prompt": await opened.prepare(opened.texts.decode(asked.tokens))})
 
 
-def _describe(version: Version) -> dict[str, Any]:
-    fields = {"id": version.name, "object": "model", "created": 0, "owned_by": "smelt"}
-    return {**fields, "max_model_len": version.loaded.context}
+def _describe(name: str, about: About) -> dict[str, Any]:
+    fields = {"id": name, "object": "model", "created": 0, "owned_by": "smelt"}
+    return {**fields, "max_model_len": about.context}
 
 
-def _prompts(version: Version, prompt: str | list[Any]) -> list[list[int]]:
+async def _prompts(opened: Opened, prompt: str | list[Any]) -> list[list[int]]:
     """A text, tokens, or several of either."""
     if isinstance(prompt, str):
-        return [encode(version, prompt)]
+        return await opened.prepare(opened.texts.encode([prompt]))
     if prompt and all(type(each) is int for each in prompt):
         return [prompt]
     if prompt and all(isinstance(each, str) for each in prompt):
-        return [encode(version, each) for each in prompt]
+        return await opened.prepare(opened.texts.encode(prompt))
     if prompt and all(isinstance(each, list) and each and all(type(t) is int for t in each) for each in prompt):
         return prompt
     raise RequestError("the prompt is no text", expected="a string, tokens, or a list of either")
@@ -256,13 +270,6 @@ def usage_of(runs: Sequence[Generation]) -> dict[str, int]:
     prompts = sum({id(run.prompt): len(run.prompt) for run in runs}.values())
     made = sum(run.tokens for run in runs)
     return {"prompt_tokens": prompts, "completion_tokens": made, "total_tokens": prompts + made}
-
-
-async def _all(runs: Sequence[Generation]) -> None:
-    """Run all to the end; where one fails, the others end too."""
-    async with asyncio.TaskGroup() as group:
-        for run in runs:
-            group.create_task(run.complete())
 
 
 # ---- the two forms of answers ----
@@ -285,7 +292,7 @@ class Form(ABC):
     def first(self, index: int) -> dict[str, Any] | None: ...
 
     @abstractmethod
-    def piece(self, index: int, piece: Piece, run: Generation) -> dict[str, Any]: ...
+    def piece(self, index: int, piece: Token, run: Generation) -> dict[str, Any]: ...
 
     @abstractmethod
     def last(self, index: int, run: Generation) -> dict[str, Any]: ...
@@ -302,14 +309,13 @@ class Chat(Form):
         """The tools that an answer calls."""
         if self.convention is None:
             return []
-        said = run.version.loaded.tokenizer.decode([piece.token for piece in run.pieces], special=True)
         return [
             {
                 "id": f"call_{secrets.token_hex(8)}",
                 "type": "function",
                 "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
             }
-            for call in parse_calls(said, self.convention)
+            for call in parse_calls(run.said, self.convention)
         ]
 
     def whole(self, index: int, run: Generation) -> dict[str, Any]:
@@ -321,15 +327,15 @@ class Chat(Form):
         return {
             "index": index,
             "message": message,
-            "logprobs": self._probs(run.pieces, run),
+            "logprobs": self._probs(run.pieces),
             "finish_reason": run.finish,
         }
 
     def first(self, index: int) -> dict[str, Any] | None:
         return {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
 
-    def piece(self, index: int, piece: Piece, run: Generation) -> dict[str, Any]:
-        probs = self._probs([piece], run)
+    def piece(self, index: int, piece: Token, run: Generation) -> dict[str, Any]:
+        probs = self._probs([piece])
         return {"index": index, "delta": {"content": piece.text}, "logprobs": probs, "finish_reason": None}
 
     def last(self, index: int, run: Generation) -> dict[str, Any]:
@@ -341,17 +347,16 @@ class Chat(Form):
         finish = "tool_calls" if calls else run.finish
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
 
-    def _probs(self, pieces: Sequence[Piece], run: Generation) -> dict[str, Any] | None:
+    def _probs(self, pieces: Sequence[Token]) -> dict[str, Any] | None:
         if not self.logprobs:
             return None
 
-        def entry(token: int, logprob: float) -> dict[str, Any]:
-            text = run.version.loaded.tokenizer.decode([token], special=True)
+        def entry(text: str, logprob: float) -> dict[str, Any]:
             return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
         rows = [
-            {**entry(p.token, p.choice.logprob or 0.0), "top_logprobs": [entry(*each) for each in p.choice.top]}
-            for p in pieces
+            {**entry(each.name, each.logprob or 0.0), "top_logprobs": [entry(*top) for top in each.top]}
+            for each in pieces
         ]
         return {"content": rows, "refusal": None}
 
@@ -361,30 +366,26 @@ class Completion(Form):
 
     def whole(self, index: int, run: Generation) -> dict[str, Any]:
         text = self.echoes[index] + run.text
-        return {"index": index, "text": text, "logprobs": self._probs(run.pieces, run), "finish_reason": run.finish}
+        return {"index": index, "text": text, "logprobs": self._probs(run.pieces), "finish_reason": run.finish}
 
     def first(self, index: int) -> dict[str, Any] | None:
         text = self.echoes[index]
         return {"index": index, "text": text, "logprobs": None, "finish_reason": None} if text else None
 
-    def piece(self, index: int, piece: Piece, run: Generation) -> dict[str, Any]:
-        return {"index": index, "text": piece.text, "logprobs": self._probs([piece], run), "finish_reason": None}
+    def piece(self, index: int, piece: Token, run: Generation) -> dict[str, Any]:
+        return {"index": index, "text": piece.text, "logprobs": self._probs([piece]), "finish_reason": None}
 
     def last(self, index: int, run: Generation) -> dict[str, Any]:
         return {"index": index, "text": "", "logprobs": None, "finish_reason": run.finish}
 
-    def _probs(self, pieces: Sequence[Piece], run: Generation) -> dict[str, Any] | None:
+    def _probs(self, pieces: Sequence[Token]) -> dict[str, Any] | None:
         if not self.logprobs:
             return None
 
-        def text(token: int) -> str:
-            found: str = run.version.loaded.tokenizer.decode([token], special=True)
-            return found
-
         return {
-            "tokens": [text(piece.token) for piece in pieces],
-            "token_logprobs": [piece.choice.logprob for piece in pieces],
-            "top_logprobs": [{text(token): logprob for token, logprob in piece.choice.top} for piece in pieces],
+            "tokens": [piece.name for piece in pieces],
+            "token_logprobs": [piece.logprob for piece in pieces],
+            "top_logprobs": [dict(piece.top) for piece in pieces],
             "text_offset": [0 for _ in pieces],
         }
 
@@ -393,7 +394,7 @@ async def _events(
     runs: Sequence[Generation], form: Form, head: Mapping[str, Any], usage: bool
 ) -> AsyncGenerator[bytes, None]:
     """Server-sent events of several answers as their tokens come; an error is the last event."""
-    queue: asyncio.Queue[tuple[int, Piece | BaseException | None]] = asyncio.Queue()
+    queue: asyncio.Queue[tuple[int, Token | BaseException | None]] = asyncio.Queue()
 
     async def follow(index: int, run: Generation) -> None:
         try:

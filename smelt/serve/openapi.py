@@ -330,6 +330,17 @@ class OllamaModels(Record):
     models: list[dict[str, Any]]
 
 
+class OllamaVectors(Record):
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    prompt_eval_count: int
+
+
+class OllamaVector(Record):
+    embedding: list[float]
+
+
 class OllamaVersion(Record):
     version: str
 
@@ -392,6 +403,9 @@ def _operations() -> Sequence[Operation]:
         Operation("post", "/detokenize", "Tokens as text.", Detokenized, openai.DetokenizeRequest),
         Operation("post", "/api/chat", "Chat, in Ollama's form.", ANYTHING, ollama.ChatAsked, (LINES,)),
         Operation("post", "/api/generate", "Continue a text, as Ollama.", ANYTHING, ollama.GenerateAsked, (LINES,)),
+        Operation("post", "/api/embed", "Texts as vectors, in Ollama's form.", OllamaVectors, ollama.EmbedAsked),
+        Operation("post", "/api/embeddings", "A text as a vector.", OllamaVector, ollama.OldEmbedAsked),
+        Operation("get", "/api/ps", "Language models in memory, in Ollama's form.", OllamaModels),
         Operation("get", "/api/tags", "Language models, in Ollama's form.", OllamaModels),
         Operation("post", "/api/show", "A language model, in Ollama's form.", ANYTHING, ollama.ShowAsked),
         Operation("get", "/api/version", "The server's version.", OllamaVersion),

@@ -10,17 +10,21 @@ from typing import Any
 
 import numpy as np
 
+from smelt import llm
 from smelt.device.api import Memory
 from smelt.device.runtime import limit_this_thread
 from smelt.dtype import Array
 from smelt.engine.sample import default_sizes, random_array, sample_inputs
 from smelt.errors import SmeltError, UnsupportedError
+from smelt.llm.stored import LANGUAGE
 from smelt.model import LoadedModel, load, read
 from smelt.passes.independent_rows import BATCHED, NOT_BATCHED
 from smelt.read.onnx import StaticError
+from smelt.run.load import SUFFIX, has_file
 from smelt.serve.config import ModelConfig
 from smelt.serve.queue import INLINE
 from smelt.serve.tensors import datatype
+from smelt.serve.text_model import LocalTexts
 
 log = logging.getLogger("smelt.serve")
 LONG = 5e-3  # seconds of a first call, with all that only the first one does, after which later ones are not short
@@ -38,6 +42,33 @@ def open_model(path: Path, config: ModelConfig) -> LoadedModel:
     )
     _check_types(model)
     return model
+
+
+def is_language(path: Path) -> bool:
+    """Whether a path is a language model's. A bundle is opened for it."""
+    if path.suffix.lower() == SUFFIX:
+        return has_file(path, LANGUAGE)
+    return path.is_dir() or path.suffix.lower() == ".gguf"
+
+
+def open_texts(name: str, path: Path, config: ModelConfig) -> LocalTexts:
+    """A language model that was called once."""
+    found = LocalTexts(
+        llm.load(
+            path,
+            engine=config.engine,
+            device=config.device,
+            context=config.context,
+            memory_limit=config.memory_limit,
+            precision=config.precision or None,
+        )
+    )
+    if config.warm_up:
+        try:
+            found.warm_up()
+        except SmeltError as error:
+            log.warning("%s was not warmed up: %s", name, " ".join(str(error).split()))
+    return found
 
 
 def held_bytes(model: Any) -> int:

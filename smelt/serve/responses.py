@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import secrets
 import time
@@ -14,7 +13,7 @@ import msgspec
 from smelt.errors import SmeltError
 from smelt.llm.tools import Convention, ToolCall, convention_of, parse_calls
 from smelt.serve.http import EVENTS, Request, Response, Routes, json_response, read_json
-from smelt.serve.language import Generation, Languages, chat_prompt, check_supported, form_of
+from smelt.serve.language import Generation, Languages, chat_prompt, check_supported, complete, form_of
 from smelt.serve.oip import as_problem
 from smelt.serve.problems import RequestError
 
@@ -55,17 +54,18 @@ class Responses:
         kept = {"previous_response_id": asked.previous_response_id, "background": asked.background}
         check_supported(kept, ("previous_response_id", "background"))
         check_supported({"tool_choice": asked.tool_choice not in ("auto", "none")}, ("tool_choice",))
-        version = self.languages.open(request, asked.model)
+        opened = await self.languages.open(request, asked.model)
         tools = [_tool(each) for each in asked.tools] if asked.tool_choice == "auto" else []
-        convention = convention_of(version.loaded.checkpoint.template or "") if tools else None
-        prompt = await asyncio.to_thread(chat_prompt, version, _messages(asked), tools)
+        convention = convention_of(opened.texts.about.template) if tools else None
+        prompt = await chat_prompt(opened, _messages(asked), tools)
         options = {name: getattr(asked, name) for name in ("temperature", "top_p") if getattr(asked, name) is not None}
         options = {"temperature": 1.0, **options, "max_tokens": asked.max_output_tokens, **form_of(_format(asked.text))}
-        (run,) = self.languages.start(request, version, [prompt], options, 1)
+        (run,) = await self.languages.start(request, opened, [prompt], options, 1, convention is not None)
         answer = _Answer(asked, run, convention)
         if asked.stream:
-            return Response(kind=EVENTS, stream=answer.events(), headers=[(b"cache-control", b"no-cache")])
-        await request.while_connected(run.complete())
+            headers = [(b"cache-control", b"no-cache")]
+            return Response(kind=EVENTS, stream=answer.events(), headers=headers, close=run.cancel)
+        await complete(request, [run])
         return json_response(answer.record())
 
 
@@ -134,7 +134,7 @@ class _Answer:
             "usage": None if status else _usage(run),
         }
         return {
-            "id": self.id, "object": "response", "created_at": self.created, "model": run.version.name, "error": None,
+            "id": self.id, "object": "response", "created_at": self.created, "model": run.opened.name, "error": None,
             "instructions": asked.instructions, "max_output_tokens": asked.max_output_tokens,
             "metadata": asked.metadata or {}, "parallel_tool_calls": True, "previous_response_id": None,
             "temperature": 1.0 if asked.temperature is None else asked.temperature, "top_p": asked.top_p or 1.0,
@@ -146,8 +146,7 @@ class _Answer:
     def output(self) -> list[dict[str, Any]]:
         calls: tuple[ToolCall, ...] = ()
         if self.convention is not None:
-            ids = [piece.token for piece in self.run.pieces]
-            calls = parse_calls(self.run.version.loaded.tokenizer.decode(ids, special=True), self.convention)
+            calls = parse_calls(self.run.said, self.convention)
         if not calls:
             return [self.message_item(self.run.text, "completed")]
         return [

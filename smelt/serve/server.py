@@ -23,6 +23,7 @@ from smelt.serve.app import App
 from smelt.serve.config import Config
 from smelt.serve.models import READY, Catalogue, Version
 from smelt.serve.protocol import StallWatch, limit_protocol
+from smelt.serve.text_model import CHAT, TextModel
 
 log = logging.getLogger("smelt.serve")
 
@@ -164,6 +165,9 @@ async def _load(catalogue: Catalogue, url: str, quiet: bool) -> None:
 
 def example(version: Version, url: str) -> str:
     """A command that calls a model."""
+    if isinstance(version.loaded, TextModel) and version.loaded.about.kind != CHAT:
+        ranked = {"model": version.name, "query": "Hello", "documents": ["Hi", "No"]}
+        return f"curl {url}/v1/rerank -H 'Content-Type: application/json' -d '{_json(ranked)}'"
     if version.language:
         said = {"model": version.name, "messages": [{"role": "user", "content": "Hello"}]}
         return f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{_json(said)}'"

@@ -17,7 +17,6 @@ import numpy as np
 from smelt.dtype import Array
 from smelt.engine_api import Port
 from smelt.errors import SmeltError
-from smelt.llm import CrossEncoder, LanguageModel
 from smelt.serve.http import Request, Response, Routes, json_response, read_json
 from smelt.serve.keys import Keys
 from smelt.serve.models import Version
@@ -25,6 +24,7 @@ from smelt.serve.oip import Service
 from smelt.serve.problems import ForbiddenError, RequestError, status_of
 from smelt.serve.stats import STARTED, process_usage
 from smelt.serve.tensors import datatype, from_json
+from smelt.serve.text_model import CHAT, TextModel
 from smelt.version import __version__
 
 MAX_REQUESTS = 1024  # of one batch
@@ -170,11 +170,9 @@ def describe(version: Version) -> dict[str, Any]:
 
 def kind_of(version: Version) -> str:
     """`tensors`, `chat`, `embedding` or `ranking`: what can be asked for. One that is not loaded counts as `chat`."""
-    if not version.language:
-        return "tensors"
-    if isinstance(version.loaded, CrossEncoder):
-        return "ranking"
-    return "chat" if version.loaded is None or isinstance(version.loaded, LanguageModel) else "embedding"
+    if isinstance(version.loaded, TextModel):
+        return version.loaded.about.kind
+    return CHAT if version.language else "tensors"
 
 
 def _port(port: Port) -> dict[str, Any]:

@@ -115,10 +115,10 @@ class _Conversation:
             raise RequestError("a WebSocket gives one answer", expected="n = 1", got=asked.n)
         if asked.max_completion_tokens is not None:
             asked.max_tokens = asked.max_completion_tokens
-        version = languages.open(self.request, asked.model)
-        prompt = await asyncio.to_thread(chat_prompt, version, asked.messages)
+        opened = await languages.open(self.request, asked.model)
+        prompt = await chat_prompt(opened, asked.messages)
         options = asked.options(None) | form_of(asked.response_format)
-        (run,) = languages.start(self.request, version, [prompt], options, 1)
+        (run,) = await languages.start(self.request, opened, [prompt], options, 1)
         sending = asyncio.ensure_future(self._stream(run))
         listening = asyncio.ensure_future(self._next())
         try:
@@ -141,6 +141,7 @@ class _Conversation:
         finally:
             sending.cancel()
             listening.cancel()
+            run.cancel()
 
     async def _stream(self, run: Generation) -> None:
         async for piece in run:

@@ -204,7 +204,7 @@ class RemoteModel(Closing):
             raise ClosedError("the worker says something else than that it is ready")
         try:
             loaded = msgspec.json.decode(self.control.content(said.content).tobytes(), type=Loaded)
-            ports = signature_of(loaded.signature)
+            ports = Signature((), ()) if loaded.about is not None else signature_of(loaded.signature)
         except (msgspec.DecodeError, ValueError, TypeError, KeyError, SmeltError) as error:
             raise ClosedError("what the worker says about the model is malformed", got=error) from error
         self.loaded = loaded
@@ -262,11 +262,21 @@ class RemoteModel(Closing):
 
 def files_of(path: Path) -> list[Path]:
     """What a worker may read of a model: its file and those that begin with its name; in a repository the folder of
-    the version."""
+    the version; of a language model its folder."""
     path = path.resolve()
+    if path.is_dir():
+        return [path, *_linked(path)]
     if path.parent.name.isdecimal():
         return [path.parent]
     return [path, *(each for each in path.parent.glob(f"{_escape(path.stem)}*") if each.is_file() and each != path)]
+
+
+def _linked(folder: Path) -> list[Path]:
+    """The files behind the links of a snapshot in the hub's cache. Links to anything else are not followed."""
+    if folder.parent.name != "snapshots":
+        return []
+    found = [each.resolve() for each in folder.rglob("*") if each.is_symlink()]
+    return [each for each in found if each.parent == folder.parent.parent / "blobs"]
 
 
 def _escape(text: str) -> str:

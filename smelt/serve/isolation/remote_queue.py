@@ -1,13 +1,12 @@
 """The queue of a model in a worker process: jobs go out and come back on the event loop, without threads.
 
 A worker that ends fails the request that it ran; what shared a call with others is run again alone, what waited waits
-for the next worker, which is started at once, and after some failures with growing pauses.
+for the next worker (`restarts`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import socket
@@ -17,16 +16,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from smelt.dtype import Array
-from smelt.errors import ParseError, SmeltError, error_of
+from smelt.errors import ParseError, error_of
 from smelt.serve.isolation.channel import Channel, ClosedError, Done, Failed, Message
 from smelt.serve.isolation.remote import RemoteModel
+from smelt.serve.isolation.restarts import MOST_PAUSE, Restarts
 from smelt.serve.problems import UnavailableError
 from smelt.serve.queue import Inputs, Job, Limits, ModelQueue
 
 log = logging.getLogger("smelt.serve")
 GRACE = 5.0  # seconds after its deadline in which a worker must have answered
-PATIENT = 3  # failures in a row after which requests no longer wait for the next worker
-MOST_PAUSE = 30.0
 
 
 @dataclass(slots=True, eq=False)
@@ -52,14 +50,16 @@ class RemoteQueue(ModelQueue):
     ) -> None:
         super().__init__(name, _never, limits, on_call)
         self.model = model
-        self.restarts = 0
+        self._restarts = Restarts(model, self._resume, self._refuse_all)
         self._numbers = itertools.count(1)
         self._slots: list[Slot] = []
         self._idle: list[Slot] = []
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._failures = 0  # in a row
-        self._restarting: asyncio.Task[None] | None = None
         self._watching: asyncio.TimerHandle | None = None
+
+    @property
+    def restarts(self) -> int:
+        return self._restarts.count
 
     def is_inline(self, inputs: Inputs) -> bool:
         return False
@@ -67,7 +67,7 @@ class RemoteQueue(ModelQueue):
     def submit(self, inputs: Inputs, timeout: float | None, priority: int = 0) -> Job:
         if self._loop is None:
             self._attach(asyncio.get_running_loop())
-        if self._restarting is not None and self._failures >= PATIENT:
+        if self._restarts.is_hopeless:
             raise UnavailableError(f"{self.name}: its worker process keeps ending", retry_after=MOST_PAUSE)
         return super().submit(inputs, timeout, priority)
 
@@ -159,7 +159,7 @@ class RemoteQueue(ModelQueue):
         except (ClosedError, ParseError, ValueError):
             self._lose()
             return
-        self._failures = 0
+        self._restarts.note_success()
         spent = time.perf_counter() - slot.started
         self._free(slot)
         if isinstance(outcome, list):
@@ -213,12 +213,11 @@ class RemoteQueue(ModelQueue):
 
     def _lose(self) -> None:
         """The worker is gone, or says what it must not."""
-        if self._restarting is not None or self._loop is None:
+        if self._restarts.is_running or self._loop is None:
             return
         lost = [slot.jobs for slot in self._slots if slot.jobs]
         self._detach()
         self._running = 0
-        self._failures += 1
         error = UnavailableError(
             f"{self.name}: its worker process ended while it ran the request",
             remedy="send it again; the worker is started anew",
@@ -226,26 +225,9 @@ class RemoteQueue(ModelQueue):
         )
         for jobs in lost:
             self._settle(jobs, error)
-        if self._failures >= PATIENT:
-            self._refuse_all("it keeps ending")
-        if not self._closed or self._jobs:
-            self._restarting = self._loop.create_task(self._restart())
+        self._restarts.begin(self._loop, wanted=not self._closed or bool(self._jobs))
 
-    async def _restart(self) -> None:
-        how = await asyncio.to_thread(self.model.explain_end)
-        log.error("%s: its worker process ended (%s) and is started again", self.name, how)
-        while True:
-            await asyncio.sleep(0 if self._failures < PATIENT else min(MOST_PAUSE, 0.5 * 2.0**self._failures))
-            try:
-                await asyncio.to_thread(self.model.restart)
-                break
-            except SmeltError as error:
-                self._failures += 1
-                log.error("%s: its worker process did not start: %s", self.name, error)
-                if self._failures >= PATIENT:
-                    self._refuse_all(str(error))
-        self._restarting = None
-        self.restarts += 1
+    def _resume(self) -> None:
         assert self._loop is not None
         self._attach(self._loop)
         self._pump()
@@ -258,10 +240,7 @@ class RemoteQueue(ModelQueue):
 
     async def drain(self, seconds: float) -> bool:
         done = await super().drain(seconds)
-        if self._restarting is not None:
-            self._restarting.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._restarting
+        await self._restarts.stop()
         self._detach()
         if self._watching is not None:
             self._watching.cancel()

@@ -1,7 +1,8 @@
 """A worker: one model in a process that can read its files and answer its sockets, and do nothing else.
 
-The sockets are: control (how it started; cancellation), the compiler process, and one for each call at once. A worker
-gives up its rights before it opens the model file. It ends when the server closes a socket.
+The sockets are: control (how it started; cancellation), the compiler process, and one for each call at once; a language
+model answers everything on the first of them (`text_worker`). A worker gives up its rights before it opens the model
+file. It ends when the server closes a socket.
 """
 
 from __future__ import annotations
@@ -19,20 +20,19 @@ from smelt.bundle.record import signature_record
 from smelt.device.runtime import limit_this_thread
 from smelt.dtype import Array
 from smelt.engine_api import Signature
-from smelt.errors import SmeltError, UnsupportedError
-from smelt.llm.stored import LANGUAGE
 from smelt.model import LoadedModel
-from smelt.run.load import SUFFIX, has_file
 from smelt.serve.config import ModelConfig
 from smelt.serve.isolation import sandbox
 from smelt.serve.isolation.channel import HELLO, Call, Cancelled, Channel, ClosedError, Failed, Ready
 from smelt.serve.isolation.compiler import ask_compiler
-from smelt.serve.opening import held_bytes, open_model, warm_up
+from smelt.serve.isolation.packets import Packets
+from smelt.serve.isolation.text_worker import TextWorker, make_loop, record_error
+from smelt.serve.opening import held_bytes, is_language, open_model, open_texts, warm_up
 from smelt.serve.queue import INLINE
+from smelt.serve.text_model import About, LocalTexts
 from smelt.stop import Cancel
 
 RECENT = 1000  # calls; a cancelled one that is older has ended
-MOST_TEXT = 4000  # characters of a part of an error
 
 
 class WorkerSetup(msgspec.Struct):
@@ -49,60 +49,54 @@ class Loaded(msgspec.Struct):
     """What a worker says about its model."""
 
     layers: list[str]  # of the sandbox
-    engine: str
-    signature: Any  # `bundle.record`
-    provenance: dict[str, str]
-    metadata: dict[str, str]
-    memory: int
-    input_bytes: int  # of the calls that warmed it up
-    times: list[float]
     seconds: float
+    about: About | None = None  # of a language model, for which what follows is empty
+    engine: str = ""
+    signature: Any = None  # `bundle.record`
+    provenance: dict[str, str] = {}
+    metadata: dict[str, str] = {}
+    memory: int = 0
 
 
 def run(given: Any, sockets: list[socket.socket]) -> None:
     setup = msgspec.convert(given, WorkerSetup)
     control, compiler, *calls = (Channel(each) for each in sockets)
     control.socket.send(HELLO)
+    loop = make_loop()
     layers = sandbox.confine_worker(map(Path, setup.readable), setup.memory)
     ask_compiler(compiler)
-    try:
-        model, loaded = _load(setup, layers)
-    except Exception as error:
-        control.send(Failed(0, _record(error)))
-        return
-    control.send_bytes(Ready, msgspec.json.encode(loaded))
-    _Worker(model, control).run(calls)
-
-
-def _load(setup: WorkerSetup, layers: list[str]) -> tuple[LoadedModel, Loaded]:
     started = time.perf_counter()
+    try:
+        model = _load(setup)
+    except Exception as error:
+        control.send(Failed(0, record_error(error)))
+        return
+    about = _describe(model, layers, time.perf_counter() - started)
+    control.send_bytes(Ready, msgspec.json.encode(about))
+    if isinstance(model, LocalTexts):
+        TextWorker(model, Packets(calls[0].socket), loop).run()
+    else:
+        _Worker(model, control).run(calls)
+
+
+def _load(setup: WorkerSetup) -> LoadedModel | LocalTexts:
     path, config = Path(setup.path), setup.config
-    if path.suffix.lower() == SUFFIX and has_file(path, LANGUAGE):
-        raise UnsupportedError(
-            "a bundle of a language model is not isolated: its code would run inside the server",
-            got=path,
-            remedy="`trusted = true` for this model, or --trusted, if you trust who made it",
-        )
+    if is_language(path):
+        return open_texts(setup.name, path, config)
     model = open_model(path, config)
-    inputs, times = warm_up(setup.name, path, config, model) if config.warm_up else ({}, [])
+    if config.warm_up:
+        warm_up(setup.name, path, config, model)
+    return model
+
+
+def _describe(model: LoadedModel | LocalTexts, layers: list[str], seconds: float) -> Loaded:
+    if isinstance(model, LocalTexts):
+        return Loaded(layers, seconds, model.about)
     ports = Signature(model.signature.inputs, model.signature.outputs, model.optional)
-    return model, Loaded(
-        layers,
-        model.engine,
-        signature_record(ports),
-        model.provenance,
-        dict(model.metadata),
+    return Loaded(
+        layers, seconds, None, model.engine, signature_record(ports), model.provenance, dict(model.metadata),
         held_bytes(model),
-        sum(array.nbytes for array in inputs.values()),
-        times,
-        time.perf_counter() - started,
-    )
-
-
-def _record(error: Exception) -> dict[str, Any]:
-    if not isinstance(error, SmeltError):
-        error = SmeltError("the model failed inside its worker", got=f"{type(error).__name__}: {error}")
-    return {name: text[:MOST_TEXT] for name, text in error.record().items()}
+    )  # fmt: skip
 
 
 class _Worker:
@@ -155,7 +149,7 @@ class _Worker:
         except ClosedError:
             raise
         except Exception as error:
-            channel.send(Failed(call.number, _record(error)))
+            channel.send(Failed(call.number, record_error(error)))
         else:
             channel.send_done(call.number, outputs)
         finally:

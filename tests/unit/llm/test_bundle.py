@@ -29,9 +29,11 @@ from smelt.run.load import read_stored
 from smelt.serve.config import ModelConfig
 from smelt.serve.isolation.remote import Zygote
 from smelt.serve.models import _open, find
+from smelt.serve.text_model import LocalTexts
 from tests.hostile.bundle_fuzz import _twist
 from tests.llm_checkpoints import FIXTURE, Case, write_checkpoint
 from tests.llm_gguf import write_vocabulary
+from tests.unit.serve.client import serving
 
 CASE = Case.load(FIXTURE)[0]
 WORDS = ["<unk>", *(f"w{i}" for i in range(1, 96))]
@@ -142,10 +144,14 @@ def test_commands(folder: Path, tmp_path: Path, model: LanguageModel, capsys: py
     assert json.loads(capsys.readouterr().out)["ids"] == list(model.generate("w3 w4", max_tokens=5).ids)
     inspect(path, [], [], True)
     assert LANGUAGE in json.loads(capsys.readouterr().out)["files"]
+    with serving(ModelConfig(str(path))) as client:  # its code runs in a worker
+        asked = {"model": "made", "prompt": "w3 w4", "temperature": 0, "max_tokens": 5}
+        said = client.post("/v1/completions", asked).json["choices"][0]["text"]
+        assert said == model.generate("w3 w4", max_tokens=5).text
     (version,) = find(ModelConfig(str(path), trusted=True))  # its code runs in the server
     _open(version, Zygote())
     assert version.language
-    assert isinstance(version.loaded, LanguageModel)
+    assert isinstance(version.loaded, LocalTexts)
     version.loaded.close()
     with pytest.raises(SmeltError, match="no sizes"):
         compile_model(folder, path, [], ["S=1"], [], None, True)

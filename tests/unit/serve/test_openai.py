@@ -17,7 +17,9 @@ import smelt
 from smelt.cli.load import Load, load
 from smelt.cli.load_language import summarise, token_times
 from smelt.cli.open_loop import Streamed
-from smelt.serve.language import Languages
+from smelt.serve.language import Languages, Opened, cancel_all
+from smelt.serve.stats import ModelStats
+from smelt.serve.text_model import LocalTexts
 from tests.llm_checkpoints import FIXTURE, Case, write_checkpoint
 from tests.llm_gguf import write_vocabulary
 from tests.unit.llm.test_forms import write_letters
@@ -82,11 +84,23 @@ def test_chat_answers_as_the_engine_does(client: openai.OpenAI, model: Any) -> N
 
 @pytest.mark.parametrize("name", ["team", ""])
 def test_keys_are_the_clients_that_are_served_alike(model: Any, name: str) -> None:
-    version: Any = SimpleNamespace(loaded=model, active=0, config=SimpleNamespace(max_queue=4, timeout=None))
+    asked: list[Any] = []
+
+    class Texts(LocalTexts):
+        async def generate(self, prompt: Any, options: Any, said: bool) -> Any:
+            asked.append(options["client"])
+            return await super().generate(prompt, options, said)
+
+    config = SimpleNamespace(max_queue=4, timeout=None)
+    version: Any = SimpleNamespace(name="tiny", loaded=Texts(model), config=config, stats=ModelStats())
     request: Any = SimpleNamespace(key=SimpleNamespace(name=name) if name else None)
     languages = Languages(catalogue=None, config=None, keys=None)  # type: ignore[arg-type]
-    runs = languages.start(request, version, [[3, 4]], {}, 2)
-    assert [each.client for run in runs for each in run._run._requests] == [name, name]
+    opened = Opened(version)
+    runs = asyncio.run(languages.start(request, opened, [[3, 4]], {}, 2))
+    assert asked == [name, name]
+    assert opened.texts.running == 2
+    cancel_all(runs)
+    assert opened.texts.running == 0
 
 
 def test_streams_give_the_same_text(client: openai.OpenAI, model: Any) -> None:

@@ -38,6 +38,8 @@ BODIES: dict[str, Any] = {
     "/detokenize": {"model": "tiny", "tokens": [1]},
     "/api/chat": {"model": "tiny", "messages": MESSAGES, "stream": False, "options": {"num_predict": 2}},
     "/api/generate": {"model": "tiny", "prompt": "w1", "stream": False, "options": {"num_predict": 2}},
+    "/api/embed": {"model": "encoder", "input": ["w1", "w2"]},
+    "/api/embeddings": {"model": "encoder", "prompt": "w1"},
     "/api/show": {"model": "tiny"},
     "/api/v1/models/{name}/infer": {"inputs": np.zeros((1, 64)).tolist()},
     "/api/v1/models/{name}/infer/batch": {"requests": [{"inputs": np.zeros((1, 64)).tolist()}, {"inputs": [3]}]},

@@ -1,0 +1,271 @@
+"""A language model in a worker process, as the server calls it: `RemoteTexts`. Everything runs on the event loop.
+
+Requests and answers share one socket and are told apart by numbers. A worker that ends fails what it ran; what comes
+later waits for the next one. What it says is checked: the number of tokens, the types, and that it answers in time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import socket
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from smelt.errors import ParseError, error_of
+from smelt.serve.isolation.channel import ClosedError
+from smelt.serve.isolation.packets import Answered, Ask, Begun, Event, Finished, Packets, Said, Stop, Wrong
+from smelt.serve.isolation.remote import RemoteModel
+from smelt.serve.isolation.restarts import MOST_PAUSE, Restarts
+from smelt.serve.problems import UnavailableError
+from smelt.serve.text_model import Scores, TextModel, TextRun, Token, Vectors
+
+log = logging.getLogger("smelt.serve")
+T = TypeVar("T")
+GRACE = 5.0  # seconds after its deadline in which a worker must have answered
+MOST_READ = 32  # packets before others have their turn
+MOST_TEXT = 1 << 16  # characters of one token
+FINISHES = ("stop", "length", "deadline", "cancelled")
+
+
+class _Exchange:
+    """A request and what the worker says to it."""
+
+    __slots__ = ("events", "left", "number", "overdue")
+
+    def __init__(self, number: int, left: int, timeout: float | None) -> None:
+        self.number, self.left = number, left  # tokens that may come
+        self.events: asyncio.Queue[Event | Exception] = asyncio.Queue()
+        self.overdue = None if timeout is None else time.monotonic() + timeout + GRACE
+
+    async def next(self) -> Event:
+        found = await self.events.get()
+        if isinstance(found, Wrong):
+            raise error_of(dict(found.error))
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+class RemoteTexts(TextModel):
+    def __init__(self, worker: RemoteModel) -> None:
+        assert worker.loaded.about is not None, "a worker of tensors"
+        self.worker, self.about = worker, worker.loaded.about
+        self._restarts = Restarts(worker, self._attach, self._fail_all)
+        self._numbers = itertools.count(1)
+        self._exchanges: dict[int, _Exchange] = {}
+        self._packets: Packets | None = None  # while the worker is there
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._unsent: deque[Ask | Stop] = deque()
+        self._watching: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    @property
+    def restarts(self) -> int:  # type: ignore[override]
+        return self._restarts.count
+
+    # ---- what can be asked ----
+
+    async def prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> list[int]:
+        return await self._ask("prompt", list[int], messages=list(messages), tools=list(tools))
+
+    async def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        found = await self._ask("encode", list[list[int]], texts=list(texts))
+        return self._expect(found, len(found) == len(texts))
+
+    async def decode(self, tokens: Sequence[int]) -> str:
+        return await self._ask("decode", str, tokens=list(tokens))
+
+    async def embed(self, texts: Sequence[str]) -> Vectors:
+        found = await self._ask("embed", Vectors, texts=list(texts))
+        return self._expect(found, found.shape[0] == len(texts))
+
+    async def score(self, query: str, texts: Sequence[str]) -> Scores:
+        found = await self._ask("score", Scores, query=query, texts=list(texts))
+        return self._expect(found, len(found.logits) == len(texts))
+
+    async def generate(self, prompt: Sequence[int], options: Mapping[str, Any], said: bool) -> TextRun:
+        given = {"prompt": list(prompt), "options": dict(options), "said": said}
+        exchange = await self._begin("generate", given, options["max_tokens"], options.get("timeout"))
+        try:
+            if not isinstance(await exchange.next(), Begun):
+                raise self.report_babble()
+        except BaseException:
+            self.stop(exchange)
+            raise
+        return _RemoteRun(self, exchange)
+
+    async def _ask(self, method: str, kind: type[T], **given: Any) -> T:
+        exchange = await self._begin(method, given, 0, self.worker.config.timeout)
+        try:
+            found = await exchange.next()
+            if not isinstance(found, Answered):
+                raise self.report_babble()
+            try:
+                return msgspec.msgpack.decode(bytes(found.result), type=kind)
+            except msgspec.DecodeError as error:
+                raise self.report_babble() from error
+        finally:
+            self.stop(exchange)
+
+    def _expect(self, found: T, is_right: bool) -> T:
+        if not is_right:
+            raise self.report_babble()
+        return found
+
+    # ---- out ----
+
+    async def _begin(self, method: str, given: dict[str, Any], tokens: int, timeout: float | None) -> _Exchange:
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._attach()
+        if self._closed:
+            raise UnavailableError(f"{self.worker.name} is being unloaded", retry_after=1)
+        if self._restarts.is_hopeless:
+            raise UnavailableError(f"{self.worker.name}: its worker process keeps ending", retry_after=MOST_PAUSE)
+        await self._restarts.wait()
+        exchange = _Exchange(next(self._numbers), tokens, timeout)
+        self._exchanges[exchange.number] = exchange
+        if self._watching is None and exchange.overdue is not None:
+            self._watching = self._loop.call_later(GRACE, self._watch)
+        self._send(Ask(exchange.number, method, given))
+        return exchange
+
+    def stop(self, exchange: _Exchange) -> None:
+        """Its answer is there, or not wanted any more."""
+        if self._exchanges.pop(exchange.number, None) is not None:
+            self._send(Stop(exchange.number))
+
+    def _send(self, message: Ask | Stop) -> None:
+        self._unsent.append(message)
+        if len(self._unsent) == 1:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._packets is None or self._loop is None:
+            self._unsent.clear()  # those who asked were told
+            return
+        try:
+            while self._unsent:
+                self._packets.send(self._unsent[0], socket.MSG_DONTWAIT)
+                self._unsent.popleft()
+            self._loop.remove_writer(self._packets.socket.fileno())
+        except BlockingIOError:
+            self._loop.add_writer(self._packets.socket.fileno(), self._flush)
+        except ClosedError:
+            self._lose()
+
+    # ---- back ----
+
+    def _attach(self) -> None:
+        assert self._loop is not None
+        self.about = self.worker.loaded.about or self.about
+        self._packets = Packets(self.worker.slots[0].socket)
+        self._loop.add_reader(self._packets.socket.fileno(), self._hear)
+
+    def _hear(self) -> None:
+        try:
+            for _ in range(MOST_READ):
+                assert self._packets is not None
+                for event in self._packets.receive_events(socket.MSG_DONTWAIT):
+                    self._take(event)
+                self._restarts.note_success()
+        except BlockingIOError:
+            return
+        except ParseError as error:
+            if not isinstance(error, ClosedError):
+                log.error("%s: %s", self.worker.name, error)
+            self._lose()
+
+    def _take(self, event: Event) -> None:
+        exchange = self._exchanges.get(event.number)
+        if exchange is None:  # it was stopped meanwhile
+            return
+        if isinstance(event, Said):
+            exchange.left -= 1
+            if exchange.left < 0 or len(event.token.text) > MOST_TEXT:
+                raise ParseError("the worker says more tokens than were asked for")
+        elif isinstance(event, Answered | Finished | Wrong):
+            del self._exchanges[event.number]
+        exchange.events.put_nowait(event)
+
+    def _watch(self) -> None:
+        """End a worker that does not answer long after a deadline."""
+        self._watching = None
+        overdue = [each.overdue for each in self._exchanges.values() if each.overdue is not None]
+        if overdue and min(overdue) < time.monotonic():
+            log.error("%s: its worker does not answer; it is ended", self.worker.name)
+            self.worker.kill()
+        elif overdue and self._loop is not None:
+            self._watching = self._loop.call_later(GRACE, self._watch)
+
+    # ---- workers that end ----
+
+    def report_babble(self) -> UnavailableError:
+        """The worker answers what was not asked: it is ended."""
+        self._lose()
+        return self._gone("answered what was not asked")
+
+    def _gone(self, how: str) -> UnavailableError:
+        return UnavailableError(
+            f"{self.worker.name}: its worker process {how}",
+            remedy="send it again; the worker is started anew",
+            retry_after=1,
+        )
+
+    def _lose(self) -> None:
+        if self._packets is None or self._loop is None:
+            return
+        self._detach()
+        self._fail_all("")
+        self._restarts.begin(self._loop, wanted=not self._closed)
+
+    def _detach(self) -> None:
+        if self._packets is not None and self._loop is not None and not self._loop.is_closed():
+            file = self._packets.socket.fileno()
+            if file >= 0:
+                self._loop.remove_reader(file)
+                self._loop.remove_writer(file)
+        self._packets = None
+        self._unsent.clear()
+
+    def _fail_all(self, why: str) -> None:
+        exchanges, self._exchanges = self._exchanges, {}
+        for each in exchanges.values():
+            each.events.put_nowait(self._gone(f"is gone: {why}" if why else "ended while it ran the request"))
+
+    async def drain(self, seconds: float) -> None:
+        await super().drain(seconds)
+        self._closed = True
+        await self._restarts.stop()
+        self._detach()
+        self._fail_all("it is being unloaded")
+        if self._watching is not None:
+            self._watching.cancel()
+
+    def close(self) -> None:
+        self.worker.close()
+
+
+class _RemoteRun(TextRun):
+    def __init__(self, texts: RemoteTexts, exchange: _Exchange) -> None:
+        self._texts, self._exchange = texts, exchange
+
+    async def __aiter__(self) -> AsyncGenerator[Token, None]:
+        try:
+            while not isinstance(event := await self._exchange.next(), Finished):
+                if not isinstance(event, Said):
+                    raise self._texts.report_babble()
+                yield event.token
+            self.finish = event.finish if event.finish in FINISHES else "stop"
+            self.said = event.said
+        finally:
+            self.cancel()
+
+    def cancel(self) -> None:
+        self._texts.stop(self._exchange)

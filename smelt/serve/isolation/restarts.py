@@ -1,0 +1,73 @@
+"""Workers that ended are started again: at once, and after some failures in a row with growing pauses."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from smelt.errors import SmeltError
+from smelt.serve.isolation.remote import RemoteModel
+
+log = logging.getLogger("smelt.serve")
+PATIENT = 3  # failures in a row after which requests no longer wait for the next worker
+MOST_PAUSE = 30.0
+
+
+class Restarts:
+    """`attach` is called when the next worker is there, `refuse` with a reason when those who wait shall not wait."""
+
+    def __init__(self, model: RemoteModel, attach: Callable[[], object], refuse: Callable[[str], object]) -> None:
+        self.model, self._attach, self._refuse = model, attach, refuse
+        self.count = 0
+        self._failures = 0  # in a row
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self._task is not None
+
+    @property
+    def is_hopeless(self) -> bool:
+        return self._task is not None and self._failures >= PATIENT
+
+    def note_success(self) -> None:
+        self._failures = 0
+
+    def begin(self, loop: asyncio.AbstractEventLoop, wanted: bool) -> None:
+        """The worker has ended. `wanted`: start another one."""
+        self._failures += 1
+        if self._failures >= PATIENT:
+            self._refuse("it keeps ending")
+        if wanted:
+            self._task = loop.create_task(self._restart())
+
+    async def _restart(self) -> None:
+        name = self.model.name
+        how = await asyncio.to_thread(self.model.explain_end)
+        log.error("%s: its worker process ended (%s) and is started again", name, how)
+        while True:
+            await asyncio.sleep(0 if self._failures < PATIENT else min(MOST_PAUSE, 0.5 * 2.0**self._failures))
+            try:
+                await asyncio.to_thread(self.model.restart)
+                break
+            except SmeltError as error:
+                self._failures += 1
+                log.error("%s: its worker process did not start: %s", name, error)
+                if self._failures >= PATIENT:
+                    self._refuse(str(error))
+        self._task = None
+        self.count += 1
+        self._attach()
+
+    async def wait(self) -> None:
+        """Until the next worker is there."""
+        if self._task is not None:
+            await asyncio.shield(self._task)
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task

@@ -1,0 +1,335 @@
+"""Language models in worker processes: the same answers, checked messages; a worker's end fails its own requests."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import smelt
+from smelt.serve.isolation import remote_texts
+from smelt.serve.isolation.channel import ClosedError, pair
+from smelt.serve.isolation.packets import Answered, Ask, Begun, Event, Finished, Packets, Said, Stop, Wrong, to_raw
+from smelt.serve.isolation.remote import is_supported
+from smelt.serve.isolation.remote_texts import RemoteTexts
+from smelt.serve.isolation.text_worker import TextWorker, make_loop
+from smelt.serve.models import Version
+from smelt.serve.problems import UnavailableError
+from smelt.serve.text_model import About, LocalTexts, Token
+from tests.unit.serve.client import Client, model, serving
+from tests.unit.serve.language_models import write_language_models
+
+pytestmark = pytest.mark.skipif(not is_supported(), reason="isolation needs Linux")
+MESSAGES: list[Any] = [{"role": "user", "content": "w7 w8 w9"}]
+ASK = {"model": "tiny", "messages": MESSAGES, "temperature": 0, "max_tokens": 12}
+LONG = {**ASK, "max_tokens": 30, "ignore_eos": True, "stream": True}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_language_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def client(folder: Path) -> Iterator[Client]:
+    models = [model(folder / "tiny", trusted=False, engine="native"), model(folder / "encoder", trusted=False)]
+    with serving(*models, admin=True) as found:
+        yield found
+
+
+def version(client: Client, name: str = "tiny") -> Version:
+    return client.app.catalogue.get(name)
+
+
+async def streaming(client: Client, name: str = "tiny") -> asyncio.Task[Any]:
+    """A long answer whose first token is there."""
+    before = version(client, name).stats.generated_tokens
+    task = asyncio.create_task(client.ask("POST", "/v1/chat/completions", {**LONG, "model": name}))
+    while version(client, name).stats.generated_tokens == before:
+        await asyncio.sleep(0.001)
+    return task
+
+
+# ---- real workers ----
+
+
+def test_a_worker_answers_as_the_model_does(client: Client, folder: Path) -> None:
+    found = version(client)
+    assert isinstance(found.loaded, RemoteTexts)
+    assert found.loaded.worker.pid != os.getpid()
+    said = client.get("/v2/models/tiny/config").json["parameters"]["isolation"]["string_value"]
+    assert said.startswith("rlimits, no_new_privs")
+    with smelt.llm.load(folder / "tiny", engine="native") as local:
+        want = local.chat(MESSAGES, max_tokens=12)
+    got = client.post("/v1/chat/completions", ASK).json
+    assert got["choices"][0]["message"]["content"] == want.text
+    assert got["usage"]["prompt_tokens"] == want.prompt_tokens
+    with smelt.llm.load(folder / "encoder", engine="reference") as encoder:
+        vectors = encoder.embed(["w1 w2", "w3"])
+    rows = client.post("/v1/embeddings", {"model": "encoder", "input": ["w1 w2", "w3"]}).json["data"]
+    np.testing.assert_array_equal(np.array([row["embedding"] for row in rows], np.float32), vectors)
+    metrics = client.get("/metrics").body.decode()
+    assert 'vllm:generation_tokens_total{model_name="tiny"} 12' in metrics
+    assert 'smelt_worker_restarts{model="tiny",version="1"} 0' in metrics
+
+
+def test_long_messages(client: Client) -> None:
+    reply = client.post("/tokenize", {"model": "tiny", "prompt": "w3 w4 " * 50_000})  # more than a packet, in and out
+    assert (reply.status, reply.json["count"]) == (200, 100_000)
+
+
+def test_the_server_itself_reads_no_model(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*given: Any, **named: Any) -> Any:
+        raise AssertionError("the server read a model file")
+
+    for place in ("smelt.serve.opening.open_texts", "smelt.serve.models.is_language", "smelt.llm.load"):
+        monkeypatch.setattr(place, read)
+    for place in ("smelt.llm.chat.render", "smelt.llm.tokenizer.from_file"):
+        monkeypatch.setattr(place, read)
+    assert client.post("/v2/repository/models/tiny/load").status == 200
+    assert client.post("/v1/chat/completions", ASK).status == 200
+
+
+def test_mistakes_keep_their_status(client: Client) -> None:
+    for wrong in ({"temperature": -1}, {"messages": [{"role": "user", "content": "w1 " * 5000}]}):
+        assert client.post("/v1/chat/completions", {**ASK, **wrong, "stream": True}).status == 400
+
+
+def test_a_killed_worker_fails_its_own_requests_and_comes_back(client: Client) -> None:
+    async def work() -> tuple[Any, Any]:
+        task = await streaming(client)
+        before = version(client).loaded.worker.pid
+        os.kill(before, signal.SIGKILL)
+        cut = await task
+        after = await client.ask("POST", "/v1/chat/completions", ASK)
+        assert version(client).loaded.worker.pid != before
+        return cut, after
+
+    other = version(client, "encoder").loaded.worker.pid
+    cut, after = client.run(work())
+    assert b"its worker process ended" in cut.body.splitlines()[-2]
+    assert after.status == 200
+    assert version(client).loaded.restarts == 1
+    assert version(client, "encoder").loaded.worker.pid == other
+    assert version(client).active == 0
+
+
+def test_a_model_is_swapped_without_a_failed_answer(client: Client) -> None:
+    async def work() -> Any:
+        task = await streaming(client)
+        before = version(client).loaded.worker.pid
+        assert (await client.ask("POST", "/v2/repository/models/tiny/load")).status == 200
+        assert version(client).loaded.worker.pid != before
+        assert (await client.ask("POST", "/v1/chat/completions", ASK)).status == 200
+        return await task
+
+    lines = client.run(work()).body.splitlines()
+    assert lines[-2] == b"data: [DONE]"
+    assert b'"finish_reason":"length"' in lines[-4]
+
+
+def test_deadlines_reach_the_worker(folder: Path) -> None:
+    with serving(model(folder / "tiny", trusted=False, timeout=0.05)) as found:
+        pid = version(found).loaded.worker.pid
+        replies = [found.post("/v1/chat/completions", {**LONG, "stream": False}) for _ in range(2)]
+        assert [reply.status for reply in replies] == [504, 504]
+        assert version(found).loaded.worker.pid == pid
+
+
+def test_keep_alive_unloads_and_the_next_request_loads(client: Client) -> None:
+    async def settle() -> None:
+        while client.app.catalogue._closing:
+            await asyncio.sleep(0.001)
+
+    asked = {"model": "tiny", "messages": MESSAGES, "stream": False, "options": {"temperature": 0, "num_predict": 3}}
+    first = client.post("/api/chat", {**asked, "keep_alive": 0}).json
+    client.run(settle())
+    assert client.app.catalogue.pick("tiny").on_demand
+    assert [row["name"] for row in client.get("/api/ps").json["models"]] == ["encoder"]
+    again = client.post("/api/chat", {**asked, "keep_alive": "1h30m"}).json
+    assert (again["message"], again["eval_count"]) == (first["message"], 3)
+    (row,) = (each for each in client.get("/api/ps").json["models"] if each["name"] == "tiny")
+    assert not row["expires_at"].startswith("9999")
+    assert client.post("/api/generate", {"model": "tiny", "keep_alive": -1}).json["done_reason"] == "load"
+    assert client.post("/api/generate", {"model": "tiny", "keep_alive": "soon"}).status == 400
+    assert client.post("/api/generate", {"model": "tiny", "keep_alive": 0}).json["done_reason"] == "unload"
+    client.run(settle())
+    assert client.app.catalogue.pick("tiny").on_demand
+
+
+def test_ollama_embeds(client: Client) -> None:
+    rows = client.post("/v1/embeddings", {"model": "encoder", "input": ["w1 w2"]}).json["data"]
+    many = client.post("/api/embed", {"model": "encoder", "input": ["w1 w2", "w3"]}).json
+    assert many["embeddings"][0] == pytest.approx(rows[0]["embedding"])
+    assert len(many["embeddings"]) == 2
+    one = client.post("/api/embeddings", {"model": "encoder", "prompt": "w1 w2"}).json
+    assert one["embedding"] == many["embeddings"][0]
+
+
+# ---- a worker that the test plays ----
+
+ABOUT = About("chat", "llama", "gguf", 100, 96)
+
+
+@asynccontextmanager
+async def played() -> AsyncIterator[tuple[RemoteTexts, Packets, list[str]]]:
+    """A model, the worker's end of its socket, and what happened to the worker."""
+    ours, theirs = pair()
+    happened: list[str] = []
+    worker: Any = SimpleNamespace(
+        name="played",
+        config=SimpleNamespace(timeout=60.0),
+        loaded=SimpleNamespace(about=ABOUT),
+        slots=[SimpleNamespace(socket=ours)],
+        explain_end=lambda: "it was played",
+        restart=lambda: happened.append("restart"),
+        kill=lambda: happened.append("kill"),
+        close=ours.close,
+    )
+    texts = RemoteTexts(worker)
+    try:
+        yield texts, Packets(theirs), happened
+    finally:
+        await texts.drain(1)
+        texts.close()
+        theirs.close()
+
+
+async def asked_of(packets: Packets) -> Ask:
+    found = await asyncio.to_thread(packets.receive_asked)
+    assert isinstance(found, Ask)
+    return found
+
+
+def token(number: int) -> Said:
+    return Said(number, Token(5, "w5"))
+
+
+@pytest.mark.parametrize(
+    "say",
+    [
+        lambda n: [Begun(n), *(token(n) for _ in range(4))],  # three were asked for
+        lambda n: [token(n)],
+        lambda n: [Begun(n), Answered(n, to_raw(1))],
+        lambda n: [Begun(n), Said(n, Token(5, "w" * (1 << 17)))],
+    ],
+)
+def test_a_worker_that_says_what_it_must_not_is_replaced(say: Callable[[int], list[Event]]) -> None:
+    async def work() -> list[str]:
+        async with played() as (texts, packets, happened):
+            task = asyncio.create_task(texts.generate([1], {"max_tokens": 3}, False))
+            asked = await asked_of(packets)
+            packets.send(say(asked.number))
+            with pytest.raises(UnavailableError):
+                async for _ in await task:
+                    pass
+            await texts._restarts.wait()
+            return happened
+
+    assert asyncio.run(work()) == ["restart"]
+
+
+def test_results_of_the_wrong_type_or_length_are_refused() -> None:
+    async def work() -> None:
+        for result in ("text", [[1], [2]], [["a"]], None):
+            async with played() as (texts, packets, _):
+                task = asyncio.create_task(texts.encode(["w1"]))
+                packets.send([Answered((await asked_of(packets)).number, to_raw(result))])
+                with pytest.raises(UnavailableError):
+                    await task
+        async with played() as (texts, packets, _):
+            task = asyncio.create_task(texts.encode(["w1"]))
+            packets.send([Wrong((await asked_of(packets)).number, {"error": "RunError", "message": "no"})])
+            with pytest.raises(smelt.errors.RunError, match="no"):
+                await task
+
+    asyncio.run(work())
+
+
+def test_a_worker_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_texts, "GRACE", 0.01)
+
+    async def work() -> None:
+        async with played() as (texts, packets, happened):
+            task = asyncio.create_task(texts.generate([1], {"max_tokens": 3, "timeout": 0.01}, False))
+            await asked_of(packets)
+            while "kill" not in happened:
+                await asyncio.sleep(0.001)
+            packets.socket.close()  # as the kernel does for a process that was killed
+            with pytest.raises(UnavailableError):
+                await task
+
+    asyncio.run(work())
+
+
+def test_cancelling_a_request_tells_the_worker() -> None:
+    async def work() -> tuple[Ask, Any]:
+        async with played() as (texts, packets, _):
+            task = asyncio.create_task(texts.generate([1], {"max_tokens": 3}, False))
+            asked = await asked_of(packets)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            return asked, await asyncio.to_thread(packets.receive_asked)
+
+    asked, stop = asyncio.run(work())
+    assert stop == Stop(asked.number)
+
+
+def test_what_is_no_message_is_refused() -> None:
+    ours, theirs = pair()
+    with ours, theirs:
+        for data in (b"", b"s", b"s\xc1", b"l", b"x", b"s\x91\x92\xa4said\x01"):
+            if data:
+                theirs.send(data)
+                with pytest.raises(ClosedError):
+                    Packets(ours).receive_events()
+        with open(__file__, "rb") as file:  # no sealed memory
+            socket.send_fds(theirs, [b"l"], [file.fileno()])
+        with pytest.raises(ClosedError):
+            Packets(ours).receive_events()
+
+
+# ---- the worker's loop, in a thread of the test ----
+
+
+def test_a_stopped_answer_ends_in_the_engine(folder: Path) -> None:
+    loop = make_loop()
+    ours, theirs = pair()
+    with smelt.llm.load(folder / "tiny", engine="reference") as local:
+        worker = TextWorker(LocalTexts(local), Packets(theirs), loop)
+        thread = threading.Thread(target=worker.run)
+        thread.start()
+        try:
+            packets = Packets(ours)
+            options = {"max_tokens": 400, "ignore_end": True}
+            packets.send(Ask(1, "generate", {"prompt": [1, 2], "options": options, "said": False}))
+            heard: list[Event] = []
+            while len(heard) < 3:
+                heard += packets.receive_events()
+            assert heard[0] == Begun(1)
+            packets.send(Stop(1))
+            packets.send(Ask(2, "generate", {"prompt": [1], "options": {"max_tokens": 2}, "said": True}))
+            while not isinstance(heard[-1], Finished):
+                heard += packets.receive_events()
+            assert heard[-1].number == 2
+            assert sum(isinstance(each, Said) and each.number == 1 for each in heard) < 400
+            packets.send(Ask(3, "generate", {"prompt": [], "options": {"max_tokens": 2}, "said": False}))
+            (wrong,) = packets.receive_events()
+            assert isinstance(wrong, Wrong)
+            assert wrong.error["error"] == "RunError"
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.close()
+            ours.close()
+            theirs.close()
