@@ -340,7 +340,7 @@ class Catalogue:
 
     def keep_alive(self, name: str, seconds: float | None) -> None:
         """Unload a model when it was not used for some seconds; the next request loads it. None: keep it."""
-        for version in self.known(name).values():
+        for version in self.find_versions(name).values():
             version.keep_alive = seconds
             if seconds is not None and version.state == READY:
                 self._expire(version, version.loaded, seconds)
