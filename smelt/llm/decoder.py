@@ -11,6 +11,7 @@ width of the MLP, e experts, v vocabulary, r rows of logits.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ from smelt.tensor import nn
 from smelt.tensor.core import Tensor
 from smelt.tensor.model import Model
 from smelt.tensor.ops.elementwise import cast, leaf, outer, where
-from smelt.tensor.ops.move import concatenate
+from smelt.tensor.ops.move import chunk, concatenate
 from smelt.tensor.ops.reduce import argmax
 
 Cache = tuple[Tensor, Tensor]  # keys [p, g, k, o] and values [p, g, o, k] of a layer; in slots [s, g, t, k] both
@@ -91,18 +92,25 @@ def turn(x: Tensor, rope: Rope, positions: Tensor) -> Tensor:
 
 
 class Attention(Model):
-    q: Linear
-    k: Linear
-    v: Linear
+    q: Linear | None
+    k: Linear | None
+    v: Linear | None
+    qkv: Linear | None  # in place of the three
     o: Linear
     q_norm: Norm | None
     k_norm: Norm | None
 
     def __init__(self, config: Config, layer: Layer, path: str, formats: Formats) -> None:
         wide, narrow = config.heads * config.head_size, config.kv_heads * config.head_size
-        self.q = Linear(f"{path}.q", formats, config.qkv_bias, e=wide, d=config.d)
-        self.k = Linear(f"{path}.k", formats, config.qkv_bias, e=narrow, d=config.d)
-        self.v = Linear(f"{path}.v", formats, config.qkv_bias, e=narrow, d=config.d)
+        self._widths = wide, narrow, narrow
+        is_merged = f"{path}.qkv.weight" in formats
+
+        def linear(name: str, width: int) -> Linear | None:
+            has_it = (name == "qkv") == is_merged
+            return Linear(f"{path}.{name}", formats, config.qkv_bias, e=width, d=config.d) if has_it else None
+
+        self.q, self.k, self.v = linear("q", wide), linear("k", narrow), linear("v", narrow)
+        self.qkv = linear("qkv", sum(self._widths))
         self.o = Linear(f"{path}.o", formats, config.out_bias, d=config.d, e=wide)
         self.q_norm = Norm(config, "k", config.head_size) if config.qk_norm else None
         self.k_norm = Norm(config, "k", config.head_size) if config.qk_norm else None
@@ -112,9 +120,9 @@ class Attention(Model):
 
     def __call__(self, x: Tensor, cache: Cache, places: Places | Slots) -> tuple[Tensor, Cache]:
         config, layer = self._config, self._layer
-        q = self.q(x).split("e", h=config.heads, k=None)
-        k = self.k(x).split("e", g=config.kv_heads, k=None)
-        v = self.v(x).split("e", g=config.kv_heads, k=None)
+        wide, narrow, same = self._project(x)
+        q = wide.split("e", h=config.heads, k=None)
+        k, v = (each.split("e", g=config.kv_heads, k=None) for each in (narrow, same))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if layer.rope is not None:
@@ -130,20 +138,39 @@ class Attention(Model):
             y = self._attend(q, keys, values, places.table, places.sequence, places.position)
         return self.o(y.merge("h k", "e")), (keys, values)
 
+    def _project(self, x: Tensor) -> Sequence[Tensor]:
+        """Queries, keys and values, [s, e] each."""
+        if self.qkv is not None:
+            return chunk(self.qkv(x), "e", self._widths)
+        assert self.q is not None
+        assert self.k is not None
+        assert self.v is not None
+        return self.q(x), self.k(x), self.v(x)
+
 
 class MLP(Model):
     gate: Linear | None
-    up: Linear
+    up: Linear | None
+    gate_up: Linear | None  # in place of both
     down: Linear
 
     def __init__(self, config: Config, path: str, formats: Formats) -> None:
-        sizes = {"f": config.f, "d": config.d}
-        self.gate = Linear(f"{path}.gate", formats, config.mlp_bias, **sizes) if config.gated else None
-        self.up = Linear(f"{path}.up", formats, config.mlp_bias, **sizes)
+        is_merged = f"{path}.gate_up.weight" in formats
+
+        def linear(name: str, width: int) -> Linear:
+            return Linear(f"{path}.{name}", formats, config.mlp_bias, f=width, d=config.d)
+
+        self.gate = linear("gate", config.f) if config.gated and not is_merged else None
+        self.up = None if is_merged else linear("up", config.f)
+        self.gate_up = linear("gate_up", 2 * config.f) if is_merged else None
         self.down = Linear(f"{path}.down", formats, config.mlp_bias, d=config.d, f=config.f)
         self._activation = nn.activation(config.activation)
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self.gate_up is not None:
+            gate, up = chunk(self.gate_up(x), "f", 2)
+            return self.down(self._activation(gate) * up)
+        assert self.up is not None
         y = self.up(x)
         return self.down(self._activation(y) if self.gate is None else self._activation(self.gate(x)) * y)
 

@@ -1,12 +1,12 @@
 """A checkpoint's weights in the memory of a device, as XLA computes with them: dense, of one element type, [in, out].
 
 In: a checkpoint. Out: buffers by name, and how they are stored, for all programs of a model (`step`). XLA's GEMMs of
-a few rows read [in, out] faster than [out, in], as files have it.
+a few rows read [in, out] faster than [out, in], as files have it, and one large matrix faster than several small ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +22,11 @@ from smelt.tensor.composite import unblock
 from smelt.tensor.core import Tensor
 from smelt.tensor.jit.compile import compile
 from smelt.tensor.ops.elementwise import cast
-from smelt.tensor.ops.move import permute
+from smelt.tensor.ops.move import concatenate, permute
 from smelt.weights import Stored, Weights
 
 TABLES = ("embed.weight", "positions.weight")  # rows are looked up
+MERGED = {"attn.qkv": ("attn.q", "attn.k", "attn.v"), "mlp.gate_up": ("mlp.gate", "mlp.up")}  # of the same rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,40 +44,79 @@ class Placed:
 
 def place_weights(checkpoint: Checkpoint, platform: Platform[Program], precision: str) -> Placed:
     """Copy all weights to the device and convert them there, one after the other."""
-    buffers: dict[str, Any] = dict(checkpoint.weights.to_device(platform))
+    given: dict[str, Any] = dict(checkpoint.weights.to_device(platform))
     checkpoint.weights.release()
+    buffers: dict[str, Any] = {}
     formats: dict[str, Block | DType | Transposed] = {}
-    programs: dict[tuple[Any, ...], Any] = {}
-    for name, given in buffers.items():
-        form = checkpoint.formats[name]
-        rank = given.shape.rank - isinstance(form, Block)
-        element = bf16 if precision == "bf16" and rank > 1 and name not in TABLES else f32
-        is_table = name in TABLES and not isinstance(form, Block)  # its rows are widened as they are looked up
-        is_turned = rank == 2 and name not in TABLES
-        element = given.shape.dtype if is_table else element
-        formats[name] = Transposed(element) if is_turned else element
-        if given.shape.dtype is element and not is_turned:
+    programs: dict[Conversion, Any] = {}
+    for name, sources in merge_names(given).items():
+        forms = [checkpoint.formats[source] for source in sources]
+        parts = [given[source] for source in sources]
+        conversion = _choose_conversion(name, [part.shape for part in parts], forms, precision)
+        formats[name] = Transposed(conversion.element) if conversion.is_turned else conversion.element
+        if conversion.is_identity:
+            (buffers[name],) = parts
             continue
-        key = given.shape, form if isinstance(form, Block) else None, element, is_turned
-        if key not in programs:
-            programs[key] = _conversion(given.shape, form, element, is_turned, platform)
-        buffers[name] = programs[key](given)
-        buffers[name].wait()  # so that two of them are in memory at most
-        given.delete()
+        if conversion not in programs:
+            programs[conversion] = compile(conversion, [str(shape) for shape in conversion.shapes], platform=platform)
+        buffers[name] = programs[conversion](parts)
+        buffers[name].wait()  # so that few are in memory twice
+        for part in parts:
+            part.delete()
     for program in programs.values():
         program.close()
     shapes = Weights({name: Stored(_plain(buffer.shape), _no_content) for name, buffer in buffers.items()})
     return Placed(buffers, shapes, formats)
 
 
-def _conversion(shape: Shape, form: Any, element: DType, is_turned: bool, platform: Platform[Program]) -> Any:
-    """A program that gives a weight as dense numbers, transposed where asked."""
+def merge_names(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """The weights to bind, each with those that it is made of: matrices that multiply the same rows are one."""
+    known = dict.fromkeys(names)
+    found = {}
+    for name in known:
+        merged = next(
+            (
+                (name.replace(parts[0], whole), tuple(name.replace(parts[0], part) for part in parts))
+                for whole, parts in MERGED.items()
+                if f"{parts[0]}." in name
+            ),
+            None,
+        )
+        if merged is not None and all(part in known for part in merged[1]):
+            found[merged[0]] = merged[1]
+    used = {part for parts in found.values() for part in parts}
+    return {**{name: (name,) for name in known if name not in used}, **found}
 
-    def convert(weight: Tensor) -> Tensor:
-        dense = unblock(weight, form.name) if isinstance(form, Block) else weight
-        return cast(permute(dense, (1, 0)) if is_turned else dense, element)
 
-    return compile(convert, str(_plain(shape)), platform=platform)
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """Weights, one after the other along their first axis, as dense numbers; transposed where asked."""
+
+    shapes: tuple[Shape, ...]
+    blocks: tuple[str | None, ...]  # the format of each that has one
+    element: DType
+    is_turned: bool
+
+    @property
+    def is_identity(self) -> bool:
+        return not self.is_turned and [shape.dtype for shape in self.shapes] == [self.element]
+
+    def __call__(self, parts: list[Tensor]) -> Tensor:
+        dense = [
+            each if block is None else unblock(each, block) for each, block in zip(parts, self.blocks, strict=True)
+        ]
+        whole = concatenate([cast(each, self.element) for each in dense], 0)
+        return permute(whole, (1, 0)) if self.is_turned else whole
+
+
+def _choose_conversion(name: str, shapes: Sequence[Shape], forms: Sequence[Any], precision: str) -> Conversion:
+    blocks = tuple(form.name if isinstance(form, Block) else None for form in forms)
+    rank = shapes[0].rank - (blocks[0] is not None)
+    is_matrix = rank > 1 and name not in TABLES
+    element = bf16 if precision == "bf16" and is_matrix else f32
+    if name in TABLES and isinstance(forms[0], DType):
+        element = forms[0]  # rows are widened as they are looked up
+    return Conversion(tuple(map(_plain, shapes)), blocks, element, is_matrix and rank == 2)
 
 
 def _plain(shape: Shape) -> Shape:
