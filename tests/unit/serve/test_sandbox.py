@@ -69,6 +69,7 @@ def decide(code: list[tuple[int, ...]], machine: str, number: int, *arguments: i
     while True:
         operation, yes, no, k = code[at]
         at += 1
+        assert operation in (0x15, 0x35, 0x45) or yes == no == 0
         match operation:
             case 0x20:  # BPF_LD | BPF_W | BPF_ABS
                 (held,) = struct.unpack_from("<I", words, k)
