@@ -17,7 +17,7 @@ from smelt.device.cuda import TARGETS
 from smelt.engine.compile import emit_source, plan_program
 from smelt.errors import UnsupportedError
 from smelt.ir.core import Program
-from smelt.kernel.tune.schedules import untuned
+from smelt.kernel.tune.schedules import no_schedule
 from smelt.target import Target
 from tests.golden.programs import BY_TILE, FAMILIES, Made
 
@@ -34,7 +34,7 @@ def target_of(name: str) -> Target:
 
 def checksum(program: Program, target: Target) -> str:
     try:
-        plan = plan_program(program, target, schedules=untuned)
+        plan = plan_program(program, target, schedules=no_schedule)
         return f"{zlib.crc32(chr(0).join(emit_source([plan]).texts(1)).encode()):08x}"
     except UnsupportedError as error:
         return f"refused: {error.message}"
