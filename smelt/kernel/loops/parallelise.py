@@ -75,7 +75,7 @@ def _on_cores(loop: For) -> For:
         between += [each for each in chain[-1].body if each is not inner]
         chain.append(inner)
     last = chain[-1]
-    leaf = not any(isinstance(each, For | While | Fold | Mma | BlockMma) for each in last.body)
+    leaf = not any(isinstance(each, For | While | Fold | Mma | BlockMma) for each in walk_statements(last.body))
     if leaf and len(chain) > 1:
         chain.pop()
         body: tuple[Stmt, ...] = (*between, last.replace(level="lane"))
@@ -102,7 +102,7 @@ def _on_cores(loop: For) -> For:
 def _on_core(var: Var, extent: Expr, names: Sequence[Stmt], body: tuple[Stmt, ...]) -> For:
     """A loop on cores. Its work is that of `body`; `names` split its variable."""
     work = count_work(body)
-    leaf = not any(isinstance(each, For | While | Fold) for each in body)
+    leaf = not any(isinstance(each, For | While | Fold) for each in walk_statements(body))
     polls = not leaf and not (isinstance(work, int) and work < ELEMENTS_PER_STOP_CHECK)
     chunks = Chunks(work, ELEMENTS_PER_CORE, polls)
     return For(var, extent, (*names, *body), "core", chunks, "any" if leaf else "none")
