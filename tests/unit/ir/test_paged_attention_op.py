@@ -13,6 +13,7 @@ import pytest
 from smelt.device import cpu
 from smelt.dim import symbol
 from smelt.dtype import Array, dtype
+from smelt.engine.compile import plan_program
 from smelt.engine.native import compile_all
 from smelt.errors import DeviceError, SmeltError, VerifyError
 from smelt.ir.build import FuncBuilder
@@ -21,6 +22,8 @@ from smelt.ir.core import Program
 from smelt.ir.interpret import run
 from smelt.ir.text import parse, print_program
 from smelt.kernel.loops import parallelise
+from smelt.kernel.loops.grammar import Amount, For
+from smelt.kernel.plan.plan import Launch, walk
 from smelt.shape import Shape
 from smelt.target import tile_shape
 
@@ -112,6 +115,19 @@ def test_bits_of_a_query_are_its_own(name: str, seed: int, monkeypatch: pytest.M
         wild = [np.array(each) for each in given]
         wild[3][:], wild[4][:], wild[5][:] = 1 << 30, -7, 1 << 30  # indices are clamped: nothing outside is read
         made(*wild)
+
+
+def test_heads_of_one_sequence_are_on_several_cores() -> None:
+    case = CASES["grouped"]
+    plan, _ = plan_program(program(case), cpu.target("plain")).plans["main"]
+    (kernel,) = [step.kernel for step in walk(plan.steps) if isinstance(step, Launch)]
+    (loop,) = [each for each in kernel.body if isinstance(each, For)]
+    assert (loop.level, loop.vector) == ("core", "none")
+    assert loop.chunks is not None
+    assert loop.chunks.polls
+    assert isinstance(loop.extent, Amount)
+    queries, keys = (program(case).main.args[i].shape.sizes for i in (0, 1))
+    assert loop.extent.size == queries[0] * keys[1]
 
 
 @pytest.mark.parametrize(
