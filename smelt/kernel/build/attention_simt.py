@@ -182,8 +182,8 @@ class _Chunk:
 
     @property
     def room(self) -> int:
-        """The queries that there may be."""
-        return min(self.attn.queries, FEW) if isinstance(self.attn.queries, int) else FEW
+        """The queries that there may be, or one where there are none."""
+        return max(1, min(self.attn.queries, FEW)) if isinstance(self.attn.queries, int) else FEW
 
     def score(self, scores: str) -> None:
         """Products of all queries with all keys, after masks."""
