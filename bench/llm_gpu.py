@@ -35,6 +35,8 @@ from smelt.llm.families import read_config
 from smelt.llm.language_model import LanguageModel
 from smelt.llm.names import canonical
 from smelt.llm.pages import Sequence as Pages
+from smelt.llm.request import Request
+from smelt.llm.sample import Sampler, Sampling
 from smelt.shape import Shape
 from smelt.weights import Stored, Weights
 
@@ -252,8 +254,10 @@ def measure_step(model: LanguageModel, slots: SlotPrograms, batch: int, count: i
     pools = pool.take()
     pool.give(pools)
     pages = -(-PROMPT // PAGE)
-    sequences = [Pages(list(range(pages)), PROMPT) for _ in range(batch)]
-    seconds, run = _measure(lambda: DecodeRun(slots, sequences, [0] * batch, pools))
+    requests = [Request([0] * (PROMPT + 1), count, Sampler(Sampling(), [], model.config.v)) for _ in range(batch)]
+    for request in requests:
+        request.sequence = Pages(list(range(pages)), PROMPT)
+    seconds, run = _measure(lambda: DecodeRun(slots, requests, pools))
     for _ in range(4):
         made = run.step()
     made.best(0)
@@ -265,7 +269,7 @@ def measure_step(model: LanguageModel, slots: SlotPrograms, batch: int, count: i
     made.best(0)
     each = (time.perf_counter() - start) / count
     moved = model_bytes(model) + slots.nbytes(batch, PROMPT)
-    memory = slots._decode.memory()
+    memory = slots.greedy.memory()
     return {
         "device_ms": 1e3 * each,
         "start_ms": 1e3 * begun / 8,
@@ -311,7 +315,7 @@ def _compiled_with(model: LanguageModel, given: str) -> Iterator[SlotPrograms]:
 def dump(folder: Path, model: LanguageModel, twins: dict[str, RandomTwin], batch: int) -> None:
     """What XLA made of the latest steps of both, as text."""
     folder.mkdir(parents=True, exist_ok=True)
-    raw = _slots(model)._decode.compiled._program().latest._raw
+    raw = _slots(model).greedy.compiled._program().latest._raw
     (folder / f"smelt{batch}.txt").write_text(raw.hlo_modules()[0].to_string())
     for twin in list(twins.values())[:1]:  # its client has the programs of all
         modules = [each.hlo_modules()[0] for each in twin.jax.devices()[0].client.live_executables()]

@@ -11,6 +11,7 @@ import numpy as np
 from smelt.dtype import Array
 from smelt.llm.config import PAGE
 from smelt.llm.pages import Sequence as Pages
+from smelt.llm.sample import Sampler
 
 CHUNK = 512  # tokens that one step reads at most
 
@@ -30,13 +31,18 @@ class Rows(Protocol):
         """Of the last layer, f32[r, d]."""
         ...
 
+    @property
+    def is_drawn(self) -> bool:
+        """Whether the picked tokens are what samplers would choose, and not the likeliest ones."""
+        ...
+
     def best(self, row: int) -> int | None:
-        """The likeliest token of a row, where the step has picked it and its logit is finite."""
+        """The token of a row that the step has picked, if its logits are finite."""
         ...
 
     @property
     def picked(self) -> Any:
-        """The likeliest tokens, i32[r], where the next step can read them; None: nothing is picked."""
+        """The picked tokens, i32[r], where the next step can read them; None: nothing is picked."""
         ...
 
 
@@ -47,9 +53,23 @@ class HostRows:
     logits: Array
     states: Array
     picked: None = None
+    is_drawn: bool = False
 
     def best(self, row: int) -> int | None:
         return None
+
+
+class Generating(Protocol):
+    """A request that generates: its tokens so far, how the next one is chosen, and where its keys and values are."""
+
+    @property
+    def tokens(self) -> list[int]: ...
+
+    @property
+    def sampler(self) -> Sampler | None: ...
+
+    @property
+    def sequence(self) -> Pages | None: ...
 
 
 class Decoding(Protocol):
@@ -95,8 +115,8 @@ class Stepping(Protocol):
         that another step picked, stand for the batch's."""
         ...
 
-    def begin_run(self, sequences: Sequence[Pages], tokens: Sequence[int], pools: Pools) -> Decoding | None:
-        """A run of steps of sequences from their next tokens on; None where steps read pages."""
+    def begin_run(self, requests: Sequence[Generating], pools: Pools) -> Decoding | None:
+        """A run of steps of requests from their last tokens on; None where steps read pages."""
         ...
 
     def put(self, array: Array) -> Any:

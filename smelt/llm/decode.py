@@ -7,6 +7,7 @@ one token of each per step, and writes what is new back to their pages. `engine`
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -15,37 +16,28 @@ import numpy as np
 from smelt.dtype import Array
 from smelt.engine_api import Platform
 from smelt.ir.core import Program
-from smelt.llm.batch import Pools, round_up
+from smelt.llm.batch import Generating, Pools, round_up
 from smelt.llm.config import PAGE, Config
 from smelt.llm.decoder import Decoded, Decoder
+from smelt.llm.draw import Draw
 from smelt.llm.paged import pool_texts
-from smelt.llm.pages import Sequence as Pages
 from smelt.llm.placed import Placed
+from smelt.llm.sample import Sampler
 from smelt.llm.slots import fill_slots, save_slots, slot_text
 from smelt.tensor.instantiate import instantiate
 from smelt.tensor.jit.compile import compile
 
 FEWEST = 8  # slots: XLA's GEMM of eight rows is no slower than that of one
-AHEAD = PAGE  # positions that a run has room for, at least
+LEAST_ROOM = PAGE  # steps that a run has room for
 
 
 class SlotPrograms:
     """The programs of a model that decode in slots, with its weights bound."""
 
     def __init__(self, placed: Placed, config: Config, platform: Platform[Program], precision: str) -> None:
-        model = instantiate(Decoder, placed.shapes, strict=True, config=config, formats=placed.formats)
+        self._placed, self._config, self._platform, self._precision = placed, config, platform, precision
         slots = slot_text(config.kv_heads, config.head_size, config.cache)
         pools = pool_texts(config.kv_heads, config.head_size, config.cache)
-        self._decode: Any = compile(
-            model.decode_step,
-            "i32[s=S]",
-            [(slots, slots)] * len(config.layers),
-            "i32[s=S]",
-            platform=platform,
-            donate="caches",
-            facts=("S >= 1", "T >= 1"),
-            precision=precision,
-        ).prepare(placed.buffers)
         self._fill: Any = compile(
             fill_slots, *pools, "i32[s=S, m=M]", "i32[s=S]", "i32[s=S]", platform=platform, facts=("P >= 1", "M >= 1")
         )
@@ -58,8 +50,37 @@ class SlotPrograms:
             donate=("pool_keys", "pool_values"),
             facts=("P >= 1", "M >= 1", "W >= 1"),
         )
-        self._config = config
-        self._platform = platform
+
+    @cached_property
+    def greedy(self) -> Any:
+        """A step that picks the likeliest tokens."""
+        return self._compile("decode_step")
+
+    @cached_property
+    def drawing(self) -> Any:
+        """A step that draws tokens."""
+        return self._compile("draw_step", Draw("f32[s=S]", "i32[s=S]", "f32[s=S]", "f32[s=S]", "f32[s=S]"))
+
+    def _compile(self, name: str, *more: Any) -> Any:
+        config, placed = self._config, self._placed
+        model = instantiate(Decoder, placed.shapes, strict=True, config=config, formats=placed.formats)
+        slots = slot_text(config.kv_heads, config.head_size, config.cache)
+        compiled: Any = compile(
+            getattr(model, name),
+            "i32[s=S]",
+            [(slots, slots)] * len(config.layers),
+            "i32[s=S]",
+            *more,
+            platform=self._platform,
+            donate="caches",
+            facts=("S >= 1", "T >= 1"),
+            precision=self._precision,
+        )
+        return compiled.prepare(placed.buffers)
+
+    @property
+    def vocabulary(self) -> int:
+        return self._config.v
 
     def nbytes(self, sequences: int, positions: int) -> int:
         """Bytes of the slots of a run."""
@@ -69,22 +90,20 @@ class SlotPrograms:
         """Slots with the content of pages."""
         return [self._fill(keys, values, table, begin, end) for keys, values in pools]
 
-    def decode(self, tokens: Any, caches: Pools, position: Any) -> Decoded:
-        made: Decoded = self._decode(tokens, caches, position)
-        made.best.copy_to_host()
-        return made
-
     def save(self, pools: Pools, caches: Pools, page: Array, slot: Array, number: Array) -> Pools:
         """Pools with pages written from slots."""
         return [self._save(*pool, *cache, page, slot, number) for pool, cache in zip(pools, caches, strict=True)]
 
     def close(self) -> None:
-        for program in (self._decode, self._fill, self._save):
+        steps = [self.__dict__[name] for name in ("greedy", "drawing") if name in self.__dict__]  # those that are there
+        for program in (*steps, self._fill, self._save):
             program.close()
 
 
 class DecodedRows:
     """What a step gave, in the device's memory; each result is fetched at most once."""
+
+    is_drawn = True
 
     def __init__(self, made: Decoded) -> None:
         self._made = made
@@ -115,21 +134,22 @@ class DecodedRows:
 class DecodeRun:
     """Steps of a group of sequences, of which `room` more fit. The caller reserves pages for each."""
 
-    def __init__(self, programs: SlotPrograms, sequences: Sequence[Pages], tokens: Sequence[int], pools: Pools) -> None:
+    def __init__(self, programs: SlotPrograms, requests: Sequence[Generating], pools: Pools) -> None:
         self._programs = programs
-        self._sequences = list(sequences)
+        self._sequences = sequences = [each.sequence for each in requests if each.sequence is not None]
         longest = max(each.length for each in sequences)
-        count, pages = _slots(len(sequences)), _pages(longest + AHEAD)
+        count, pages = _slots(len(sequences)), _pages(longest + LEAST_ROOM)
         self._slots, self.room = count, pages * PAGE - longest
         self._first = [each.length // PAGE for each in sequences]
         self._owners: dict[int, tuple[int, int]] = {}  # page → the slot that it is written from, and its number there
+        self._draws = Draws.of(requests, count, programs.vocabulary)
         table = np.zeros((count, pages), np.int32)
         for row, each in zip(table, sequences, strict=False):
             row[: len(each.pages)] = each.pages[:pages]
         begin = _pad([each.gone * PAGE for each in sequences], count)
         end = _pad([each.length for each in sequences], count)
         self._caches = programs.fill(pools, table, begin, end)
-        self._next: tuple[Any, Any] = _pad(tokens, count), end
+        self._next: tuple[Any, Any] = _pad([each.tokens[-1] for each in requests], count), end
 
     def fits(self, sequences: int) -> bool:
         return _slots(sequences) == self._slots
@@ -137,7 +157,11 @@ class DecodeRun:
     def step(self) -> DecodedRows:
         """Begin the next step: its tokens are those that the last one picked."""
         tokens, position = self._next
-        made = self._programs.decode(tokens, self._caches, position)
+        if self._draws is None:
+            made = self._programs.greedy(tokens, self._caches, position)
+        else:
+            made = self._programs.drawing(tokens, self._caches, position, self._draws.next())
+        made.best.copy_to_host()
         self._caches, self._next = made.caches, (made.best, made.position)
         self.room -= 1
         return DecodedRows(made)
@@ -158,8 +182,38 @@ class DecodeRun:
         return self._programs.save(pools, self._caches, page, slot, number)
 
 
-def _pad(numbers: Sequence[int], size: int) -> Array:
-    return np.array([*numbers, *[0] * (size - len(numbers))], np.int32)
+@dataclass(slots=True)
+class Draws:
+    """What the sequences of a run ask for, and their random numbers, step by step."""
+
+    samplers: list[Sampler]
+    positions: list[int]  # of the next tokens
+    asked: Draw
+
+    @staticmethod
+    def of(requests: Sequence[Generating], slots: int, vocabulary: int) -> Draws | None:
+        """None where all take the likeliest token."""
+        samplers = [each.sampler for each in requests if each.sampler is not None]
+        asked = [each.sampling for each in samplers]
+        if all(each.temperature == 0 for each in asked):
+            return None
+        draw = Draw(
+            temperature=_pad([each.temperature for each in asked], slots, np.float32),
+            top_k=_pad([min(each.top_k or vocabulary, vocabulary) for each in asked], slots),
+            top_p=_pad([each.top_p for each in asked], slots, np.float32),
+            min_p=_pad([each.min_p for each in asked], slots, np.float32),
+            uniform=None,
+        )
+        return Draws(samplers, [len(each.tokens) for each in requests], draw)
+
+    def next(self) -> Draw:
+        numbers = [each.uniform(at) for each, at in zip(self.samplers, self.positions, strict=True)]
+        self.positions = [at + 1 for at in self.positions]
+        return self.asked._replace(uniform=_pad(numbers, len(self.asked.top_k), np.float32))
+
+
+def _pad(numbers: Sequence[float], size: int, kind: type = np.int32) -> Array:
+    return np.array([*numbers, *[0] * (size - len(numbers))], kind)
 
 
 def _slots(sequences: int) -> int:

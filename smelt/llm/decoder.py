@@ -11,7 +11,7 @@ width of the MLP, e experts, v vocabulary, r rows of logits.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ import numpy as np
 
 from smelt.dtype import f32, i32
 from smelt.llm.config import Config, Layer, Rope
+from smelt.llm.draw import Draw, draw_tokens
 from smelt.llm.layers import Formats, Linear, Matrix, Norm
 from smelt.llm.moe import Mixture
 from smelt.llm.paged import paged_attention, write_pages
@@ -54,7 +55,7 @@ class Stepped(NamedTuple):
 class Decoded(NamedTuple):
     """What a step over slots gives."""
 
-    best: Any  # the likeliest tokens, i32[s]; -1 where no logit is the greatest, or it is not finite
+    best: Any  # the tokens that it picked, i32[s]; -1 where no logit is the greatest, or it is not finite
     logits: Any
     caches: Any
     position: Any  # of the next tokens, i32[s]
@@ -270,9 +271,18 @@ class Decoder(Model):
         return Picked(argmax(logits, "v").to(i32), logits.max("v"), logits, states, after)
 
     def decode_step(self, tokens: Tensor, caches: list[Cache], position: Tensor) -> Decoded:
-        """The tokens after `tokens` i32[s], which are at `position` i32[s] of their sequences. What it gives is what
-        the next step takes."""
+        """The likeliest tokens after `tokens` i32[s], which are at `position` i32[s] of their sequences. What it gives
+        is what the next step takes."""
+        return self._decode(tokens, caches, position, lambda logits: argmax(logits, "v").to(i32))
+
+    def draw_step(self, tokens: Tensor, caches: list[Cache], position: Tensor, asked: Draw) -> Decoded:
+        """The same with tokens that are drawn."""
+        return self._decode(tokens, caches, position, lambda logits: draw_tokens(logits, asked))
+
+    def _decode(
+        self, tokens: Tensor, caches: list[Cache], position: Tensor, pick: Callable[[Tensor], Tensor]
+    ) -> Decoded:
         x, after = self._layers(tokens, caches, Slots(position))
         logits = self._logits(self.norm(x))
         is_finite = logits.max("v").abs() < math.inf  # a NaN is no less
-        return Decoded(where(is_finite, argmax(logits, "v").to(i32), -1), logits, after, position + 1)
+        return Decoded(where(is_finite, pick(logits), -1), logits, after, position + 1)

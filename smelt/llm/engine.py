@@ -185,20 +185,20 @@ class Engine:
     # ---- runs in slots ----
 
     def _begin_run(self, parts: list[Part]) -> Decoding | None:
-        """A run of the planned requests, where all that run generate the likeliest tokens, and go on for a while."""
+        """A run of the planned requests, where a device can pick the tokens of all that run, and they go on for a
+        while."""
         if self._thread is None or not parts or len(parts) != len(self.scheduler.running):
             return None
         requests = [part.request for part in parts]
         if not self.scheduler.is_settled or not all(part.count == 1 and part.is_last for part in parts):
             return None
-        if not all(each.sampler is not None and each.sampler.is_simple for each in requests):
+        if not all(each.sampler is not None and each.sampler.is_plain for each in requests):
             return None
         if max(each.most - each.generated for each in requests) < SHORTEST:
             return None
         pools = self.pool.take()
         self.pool.give(pools)
-        sequences = [each.sequence for each in requests if each.sequence is not None]
-        return self._step.begin_run(sequences, [each.tokens[-1] for each in requests], pools)
+        return self._step.begin_run(requests, pools)
 
     def _run_on(self, parts: list[Part], run: Decoding) -> None:
         """Steps of a run until another plan is needed; then their keys and values are in pages."""

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from smelt.dtype import Array
-from smelt.llm.batch import CHUNK, Batch, HostRows, Pools
-from smelt.llm.pages import Sequence as Pages
+from smelt.llm.batch import CHUNK, Batch, Generating, HostRows, Pools
 from smelt.run.executable import NativeExecutable
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ class NativeStep:
         logits, states, *after = self.executable(batch.tokens, *flat, *places)
         return HostRows(logits, states), list(zip(after[::2], after[1::2], strict=True))
 
-    def begin_run(self, sequences: Sequence[Pages], tokens: Sequence[int], pools: Pools) -> None:
+    def begin_run(self, requests: Sequence[Generating], pools: Pools) -> None:
         return None
 
     def put(self, array: Array) -> Array:

@@ -122,7 +122,7 @@ class Request:
     def accept(self, made: Rows, row: int) -> None:
         """The row of a step after the last token: the next token, its text, and whether that is the end."""
         assert self.sampler is not None
-        best = made.best(row) if self.sampler.is_simple else None
+        best = made.best(row) if self.sampler.is_simple or made.is_drawn else None
         choice = self.sampler.choose(made.logits[row], len(self.tokens)) if best is None else Choice(best)
         self.times.setdefault("first", time.perf_counter())
         self.tokens.append(choice.token)

@@ -17,6 +17,7 @@ import numpy as np
 from smelt.dtype import Array
 from smelt.errors import RunError
 
+COLDEST = 1e-3  # temperature that f32 computes with
 FEW = 256  # tokens that are sorted first, where a share of the probability is looked for
 
 
@@ -114,6 +115,20 @@ class Sampler:
                 )
 
     @property
+    def is_plain(self) -> bool:
+        """Whether the logits alone decide, and `draw.draw_tokens` draws as `choose` does: no more than temperature,
+        top-k, top-p and min-p."""
+        plain, asked = Sampling(), self.sampling
+        names = ("typical_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias", "logprobs")
+        is_asked = any(getattr(asked, name) != getattr(plain, name) for name in names)
+        return self._allowed is None and not is_asked and (asked.temperature == 0 or asked.temperature >= COLDEST)
+
+    def uniform(self, position: int) -> float:
+        """The random number in [0, 1) of a position."""
+        key = np.array([self.sampling.seed, self._alternative], np.uint64)
+        return np.random.Generator(np.random.Philox(key=key, counter=[0, 0, 0, position])).random()
+
+    @property
     def is_complete(self) -> bool:
         """Whether a grammar allows no token after the last one."""
         return self._allowed is not None and self._allowed.is_complete
@@ -156,10 +171,8 @@ class Sampler:
 
     def _draw(self, scores: Array, position: int) -> int:
         left, probabilities = survivors(scores / self.sampling.temperature, self.sampling)
-        key = np.array([self.sampling.seed, self._alternative], np.uint64)
-        random = np.random.Generator(np.random.Philox(key=key, counter=[0, 0, 0, position]))
         total = probabilities.cumsum()
-        place = int(np.searchsorted(total, random.random() * total[-1], side="right"))
+        place = int(np.searchsorted(total, self.uniform(position) * total[-1], side="right"))
         return int(left[min(place, len(left) - 1)])
 
 

@@ -27,14 +27,13 @@ from smelt.engine.store import store_build, store_program
 from smelt.engine_api import Placing, Platform
 from smelt.ir.core import Program
 from smelt.llm import step_cache
-from smelt.llm.batch import CHUNK, Batch, HostRows, Pools, Rows, Stepping
+from smelt.llm.batch import CHUNK, Batch, Generating, HostRows, Pools, Rows, Stepping
 from smelt.llm.checkpoint import Checkpoint
 from smelt.llm.config import PAGE, Config
-from smelt.llm.decode import DecodeRun, SlotPrograms
+from smelt.llm.decode import LEAST_ROOM, DecodeRun, SlotPrograms
 from smelt.llm.decoder import Decoder, Picked
 from smelt.llm.native_step import NativeStep, bind_step
 from smelt.llm.paged import pool_texts
-from smelt.llm.pages import Sequence as Pages
 from smelt.llm.placed import Placed, place_weights
 from smelt.run.executable import NativeExecutable
 from smelt.tensor.instantiate import instantiate
@@ -113,6 +112,8 @@ def compile_step(checkpoint: Checkpoint, platform: Platform[Program], precision:
 class DeviceRows:
     """What a step gave, in the device's memory; each result is fetched at most once. Padded rows stay at the end."""
 
+    is_drawn = False
+
     def __init__(self, made: Picked) -> None:
         self._made = made
         self._picked: tuple[Array, Array] | None = None
@@ -176,12 +177,12 @@ class Step:
         rows = DeviceRows(made) if self._picks else HostRows(made.logits.numpy(), made.states.numpy())
         return rows, made.pools
 
-    def begin_run(self, sequences: Sequence[Pages], tokens: Sequence[int], pools: Pools) -> DecodeRun | None:
+    def begin_run(self, requests: Sequence[Generating], pools: Pools) -> DecodeRun | None:
         """A run in slots, where they fit into the device's memory."""
         if self._slots is None:
             return None
-        needed = self._slots.nbytes(len(sequences), max(each.length for each in sequences))
-        return DecodeRun(self._slots, sequences, tokens, pools) if needed <= self._room() else None
+        needed = self._slots.nbytes(len(requests), max(len(each.tokens) for each in requests) + LEAST_ROOM)
+        return DecodeRun(self._slots, requests, pools) if needed <= self._room() else None
 
     def _room(self) -> int:
         """Bytes that slots may take: a part of the device's free memory, where that is known."""

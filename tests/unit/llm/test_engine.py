@@ -96,6 +96,12 @@ def test_a_device_decodes_in_runs_that_end_where_others_wait(folder: Path, monke
         again = loaded.generate(more[:129], max_tokens=3, ignore_end=True)
         assert again.cached == 128
         assert again.ids == tuple(more[129:132])
+        drawn = {"temperature": 1.3, "top_k": 40, "top_p": 0.9, "min_p": 0.01, "seed": 5}
+        pair = [
+            loaded.generate_all(prompts, max_tokens=9, ignore_end=True, logprobs=each, **drawn) for each in (None, 1)
+        ]
+        assert [each.ids for each in pair[0]] == [each.ids for each in pair[1]]
+        assert pair[0][0].ids != slow[0][:9]
         begun.clear()
         monkeypatch.setattr(step, "_gathered", 0)  # there is no room for slots
         assert answer() == slow

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import smelt
 from smelt.errors import RunError
+from smelt.llm.draw import Draw, draw_tokens
 from smelt.llm.sample import Sampler, Sampling, survivors
 from smelt.llm.stops import Stops
 
@@ -32,6 +34,37 @@ def test_limits_keep_what_they_say() -> None:
     nearest = int(np.abs(-np.log(p) - entropy).argmin())
     assert kept(typical_p=0.0) == [nearest]
     np.testing.assert_allclose(survivors(SCORES.astype(np.float64), Sampling(temperature=1.0))[1], p, rtol=1e-6)
+
+
+def test_a_device_draws_the_tokens_of_the_host(seed: int) -> None:
+    """Random temperatures and limits, equal logits among them."""
+    dice, size, rows = np.random.default_rng(seed), 131, 64
+    logits = (dice.standard_normal((rows, size)) * dice.choice([0.5, 2, 6], (rows, 1))).astype(np.float32)
+    logits[::4] = logits[::4].round()  # where top-p would keep some of equal ones
+    asked = [
+        Sampling(
+            temperature=float(dice.choice([0, 0.3, 1, 2.5])),
+            top_k=int(dice.choice([0, 1, 5, 50, 300])),
+            top_p=float(dice.choice([1, 0.9, 0.5, 0.0])) if row % 4 else 1.0,
+            min_p=float(dice.choice([0, 0.05, 0.5])),
+            seed=int(dice.integers(1 << 40)),
+        )
+        for row in range(rows)
+    ]
+    samplers = [Sampler(each, [], size) for each in asked]
+    assert all(each.is_plain for each in samplers)
+    assert not Sampler(Sampling(temperature=1.0, presence_penalty=0.5), [], size).is_plain
+    draw = Draw(
+        np.array([each.temperature for each in asked], np.float32),
+        np.array([min(each.top_k or size, size) for each in asked], np.int32),
+        np.array([each.top_p for each in asked], np.float32),
+        np.array([each.min_p for each in asked], np.float32),
+        np.array([each.uniform(row) for row, each in enumerate(samplers)], np.float32),
+    )
+    texts = Draw("f32[s=S]", "i32[s=S]", "f32[s=S]", "f32[s=S]", "f32[s=S]")
+    with smelt.compile(draw_tokens, f"f32[s=S, v={size}]", texts, engine="reference") as drawing:
+        got = drawing(logits, draw).numpy().tolist()
+    assert got == [each.choose(row, i).token for i, (each, row) in enumerate(zip(samplers, logits, strict=True))]
 
 
 def test_penalties_and_bias_move_the_choice() -> None:
