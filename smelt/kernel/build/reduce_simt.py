@@ -1,18 +1,21 @@
-"""Long reductions on a GPU whose body selects among its arguments (argmax and the like): slices of a row in parallel.
+"""Long reductions on a GPU whose body selects among its arguments (argmax and the like): parts of a row in parallel.
 
 Such a body is associative and rounds nothing, so the result is that of the order. Called by `plan.fuse`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
-from smelt.dtype import i64
+from smelt.dtype import DType, i64
 from smelt.ir.core import Op
-from smelt.kernel.loops.grammar import Expr, Number, Set, Var, add, scale
-from smelt.kernel.loops.nest import Nest, tensor
+from smelt.kernel.loops.grammar import Expr, Number, Quotient, Set, Var, add, scale
+from smelt.kernel.loops.nest import Nest, flat, tensor
+from smelt.shape import Shape
 
-LONG, SLICES = 1024, 256  # elements of a row that are worth it; slices, one for each thread of a block
+LONG, PART, EACH = 1024, 2048, 8  # elements of a row that are worth it, of a block, of a thread
 SELECTS = frozenset(("compare", "select", "and", "or", "xor", "not", "maximum", "minimum"))
 
 
@@ -26,38 +29,83 @@ def is_long_selection(op: Op) -> bool:
 
 
 def reduce_selection(nest: Nest, op: Op, targets: Sequence[int]) -> None:
-    """Each thread reduces a slice in order; then the slices are reduced in order."""
-    count, body, axis = len(op.results), op.regions[0], op.attrs["dimensions"][0]
-    inputs, starts = op.operands[:count], op.operands[count:]
-    sizes = tensor(inputs[0]).sizes
+    """Blocks reduce the parts of a row, and a second launch the results of the parts."""
+    found = _Selection(nest, op)
+    axis, sizes = op.attrs["dimensions"][0], tensor(op.operands[0]).sizes
+    rows = [size for d, size in enumerate(sizes) if d != axis]
     extent = sizes[axis]
     assert isinstance(extent, int)
-    each = -(-extent // SLICES)
-    kinds = [tensor(arg).element for arg in body.args[:count]]
+    count = -(-extent // PART)
+    kept = (*rows, count)
+    parts = [nest.scratch(Shape.of(kind, kept)) for kind in found.kinds]
+    with nest.loops(kept) as (*index, number):
+        first = nest.let(scale(number, PART))
+        used = nest.apply("minimum", Number(PART), nest.let(add(extent, scale(first, -1))), dtype=i64)
 
-    def combine(totals: Sequence[Var], items: Sequence[Expr]) -> None:
-        found = [nest.keep(one) for one in nest.inline(body, [*map(nest.keep, totals), *items])]
+        def element(at: Expr) -> list[Expr]:
+            place = (*index[:axis], nest.let(add(first, at)), *index[axis:])
+            return [nest.pull(value, place) for value in op.operands[: len(found.kinds)]]
+
+        whole = found.reduce(element, used, PART)
+        for part, one in zip(parts, whole, strict=True):
+            nest.store(part, flat((*index, number), kept), nest.keep(one))
+    with nest.loops(rows) as row:
+
+        def of_part(at: Expr) -> list[Expr]:
+            place = flat((*row, at), kept)
+            return [nest.read(nest.buffer(part), place, kind) for part, kind in zip(parts, found.kinds, strict=True)]
+
+        whole = found.reduce(of_part, Number(count), count)
+        start = found.variables([nest.pull(each, ()) for each in op.operands[len(found.kinds) :]])
+        found.combine(start, [nest.keep(each) for each in whole])
+        for target, total, value in zip(targets, start, op.results, strict=True):
+            nest.store(target, nest.offset(value, row), nest.convert(nest.keep(total), tensor(value).element))
+
+
+@dataclass(slots=True)
+class _Selection:
+    nest: Nest
+    op: Op
+
+    @property
+    def kinds(self) -> list[DType]:
+        """The types that the body computes with."""
+        return [tensor(arg).element for arg in self.op.regions[0].args[: len(self.op.results)]]
+
+    def variables(self, items: Sequence[Expr]) -> list[Var]:
+        nest = self.nest
+        return [nest.declare(kind, nest.convert(one, kind)) for kind, one in zip(self.kinds, items, strict=True)]
+
+    def combine(self, totals: Sequence[Var], items: Sequence[Expr]) -> None:
+        """The totals and what comes after them."""
+        nest = self.nest
+        wide = [nest.convert(one, kind) for kind, one in zip(self.kinds, items, strict=True)]
+        found = [nest.keep(one) for one in nest.inline(self.op.regions[0], [*map(nest.keep, totals), *wide])]
         for total, one in zip(totals, found, strict=True):
             nest.emit(Set(total, one))
 
-    with nest.loops([size for d, size in enumerate(sizes) if d != axis]) as index:
+    def reduce(self, items: Callable[[Expr], list[Expr]], count: Expr, most: int) -> list[Var]:
+        """Items in order, of which there are 1 to `most`: a thread reduces some in order, until few are left."""
+        nest = self.nest
+        while most > EACH:
+            most = -(-most // EACH)
+            tiles = [nest.tile("slice", kind, most) for kind in self.kinds]
+            slices = nest.let(Quotient(nest.let(add(count, EACH - 1)), EACH))
+            with nest.loop(slices, "lane") as lane:
+                first = nest.let(scale(lane, EACH))
+                rest = nest.let(add(count, scale(first, -1), -1))
+                totals = self.in_order(items, first, nest.apply("minimum", Number(EACH - 1), rest, dtype=i64))
+                for tile, total in zip(tiles, totals, strict=True):
+                    nest.write(tile, lane, nest.keep(total))
+            items, count = partial(self.read, tiles), slices
+        return self.in_order(items, Number(0), nest.let(add(count, -1)))
 
-        def elements(at: Expr) -> list[Expr]:
-            place = (*index[:axis], at, *index[axis:])
-            return [nest.convert(nest.pull(value, place), kind) for value, kind in zip(inputs, kinds, strict=True)]
+    def read(self, tiles: Sequence[str], at: Expr) -> list[Expr]:
+        return [self.nest.read(tile, at, kind) for tile, kind in zip(tiles, self.kinds, strict=True)]
 
-        tiles = [nest.tile("slice", kind, SLICES) for kind in kinds]
-        with nest.loop(-(-extent // each), "lane") as lane:
-            first = nest.let(scale(lane, each))
-            totals = [nest.declare(kind, one) for kind, one in zip(kinds, elements(first), strict=True)]
-            left = nest.apply("minimum", Number(each - 1), nest.let(add(extent - 1, scale(first, -1))), dtype=i64)
-            with nest.loop(left, "ordered", fence=True) as i:
-                combine(totals, elements(nest.let(add(first, i, 1))))
-            for tile, total in zip(tiles, totals, strict=True):
-                nest.write(tile, lane, nest.keep(total))
-        begun = [nest.convert(nest.pull(start, ()), kind) for start, kind in zip(starts, kinds, strict=True)]
-        whole = [nest.declare(kind, start) for kind, start in zip(kinds, begun, strict=True)]
-        with nest.loop(-(-extent // each), "ordered") as number:
-            combine(whole, [nest.read(tile, number, kind) for tile, kind in zip(tiles, kinds, strict=True)])
-        for target, total, value in zip(targets, whole, op.results, strict=True):
-            nest.store(target, nest.offset(value, index), nest.convert(nest.keep(total), tensor(value).element))
+    def in_order(self, items: Callable[[Expr], list[Expr]], first: Expr, rest: Expr) -> list[Var]:
+        """An item and the `rest` that follow it."""
+        totals = self.variables(items(first))
+        with self.nest.loop(rest, "ordered", fence=True) as i:
+            self.combine(totals, items(self.nest.let(add(first, i, 1))))
+        return totals
