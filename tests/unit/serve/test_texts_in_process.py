@@ -93,7 +93,9 @@ def test_a_chat_whole_and_in_pieces(client: Client, direct: Any) -> None:
     assert probs["refusal"] is None
     assert [row["token"] for row in probs["content"]] == [direct.tokenizer.decode([token]) for token in want.ids]
     assert [row["bytes"] for row in probs["content"]] == [list(row["token"].encode()) for row in probs["content"]]
-    np.testing.assert_allclose([row["logprob"] for row in probs["content"]], [each.logprob for each in want.choices], rtol=1e-4)
+    np.testing.assert_allclose(
+        [row["logprob"] for row in probs["content"]], [each.logprob for each in want.choices], rtol=1e-4
+    )
     for row in probs["content"]:
         assert len(row["top_logprobs"]) == 2
         assert row["top_logprobs"][0] == {key: row[key] for key in ("token", "logprob", "bytes")}
