@@ -17,6 +17,7 @@ from smelt.serve.audit import Audit
 from smelt.serve.config import Config, KeyConfig
 from smelt.serve.fronts import Others, sum_metrics
 from smelt.serve.http import (
+    COMPRESS_FROM,
     LEFT,
     ClientGoneError,
     DirectHandler,
@@ -96,6 +97,7 @@ class App:
         self._busy_logged = float("-inf")  # when, on `monotonic`
         if config.allow_origin:
             self._common.append((b"access-control-allow-origin", config.allow_origin.encode()))
+        self._common_lines = b"".join(b"%b: %b\r\n" % pair for pair in self._common)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -156,12 +158,16 @@ class App:
     ) -> None:
         error: SmeltError | None = None
         try:
-            response = pending.answer()
-        except asyncio.CancelledError:
-            error, response = self._fail(request, identity, ClientGoneError(LEFT))
-        except Exception as failed:
-            error, response = self._fail(request, identity, failed)
-        self._reply(request, response, identity, started, error, reply)
+            try:
+                response = pending.answer()
+            except asyncio.CancelledError:
+                error, response = self._fail(request, identity, ClientGoneError(LEFT))
+            except Exception as failed:
+                error, response = self._fail(request, identity, failed)
+            self._reply(request, response, identity, started, error, reply)
+        except Exception:  # a bug of ours; no one else would end the connection
+            log.exception("the answer to request %s cannot be sent", identity.decode())
+            reply.abort()
 
     def _reply(
         self,
@@ -172,8 +178,17 @@ class App:
         error: SmeltError | None,
         reply: Reply,
     ) -> None:
-        headers, body = finish_response(response, request, self._extra(response, identity))
-        reply.write(response.status, headers, body)
+        body = response.body
+        if response.status == 200 and reply.keep_alive and len(body) < COMPRESS_FROM:
+            more = b"".join([b"%b: %b\r\n" % pair for pair in response.headers]) if response.headers else b""
+            reply.write_lines(
+                b"content-type: %b\r\n%b%bx-request-id: %b\r\ncontent-length: %d\r\n"
+                % (response.kind, more, self._common_lines, identity, len(body)),
+                body,
+            )
+        else:
+            headers, body = finish_response(response, request, self._extra(response, identity))
+            reply.write(response.status, headers, body)
         self._note_end(request, response, identity, started, error)
 
     def _start(self, request: WholeRequest, handler: DirectHandler, accepted: Any) -> Response | Pending:

@@ -127,21 +127,21 @@ class Service:
 
     def start(
         self,
-        found: Version,
+        version: Version,
         inputs: Mapping[str, Array],
         parameters: Mapping[str, Any],
         started: float,
         request: Request,
     ) -> Outcome | InferCall:
         """The same for a model that is loaded, without a task. A short call has ended when this returns."""
-        found.used = time.monotonic()
-        call = InferCall(found, started, request)
+        version.used = time.monotonic()
+        call = InferCall(version, started, request)
         try:
             queue = call.prepare(inputs)
             assert isinstance(queue, ModelQueue)
-            timeout, priority = _options(found, parameters)
-            if queue.is_inline(inputs):
-                return call.succeed(*queue.infer_now(inputs, timeout))
+            timeout, priority = _options(version, parameters)
+            if queue.is_inline(inputs) and (found := queue.infer_now(inputs, timeout)) is not None:
+                return call.succeed(*found)
             call.job = queue.submit(inputs, timeout, priority)
         except BaseException as error:
             call.fail(error)

@@ -44,6 +44,7 @@ class LimitedProtocol(HttpToolsProtocol):
     _in_request = False  # from its first byte to its last
     _ended = False  # the connection's last request has arrived: what follows is not read
     _body: list[bytes] | None = None  # of a request that may be answered directly
+    _found: tuple[DirectHandler, str, tuple[str, ...]] | None = None  # and by whom
     _had_direct = False  # whether what arrived last held one
     _idle_since: float | None = None  # on the loop's clock; None: a request is being read or answered
     on_lost: Callable[[], object] | None = None  # of the request that runs; pipelined ones wait
@@ -109,7 +110,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._disarm()
 
     def _may_be_direct(self) -> bool:
-        return (
+        may = (
             self.direct is not None
             and not self._had_direct  # pipelined ones take turns with other clients'
             and not self._is_answering
@@ -117,8 +118,9 @@ class LimitedProtocol(HttpToolsProtocol):
             and not self.parser.should_upgrade()
             and not self.flow.write_paused  # a client that does not read its answers waits
             and (self.limit_concurrency is None or len(self.connections) < self.limit_concurrency)
-            and self.direct.routes.find_direct(self.url) is not None
         )
+        self._found = self.direct.routes.find_direct(self.url) if may and self.direct is not None else None
+        return self._found is not None
 
     def _begin(self) -> None:
         """Start the application's task for a request whose head is complete."""
@@ -171,10 +173,9 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _answer_directly(self) -> bool:
         direct = self.direct
-        found = None if direct is None else direct.routes.find_direct(self.url)
-        if direct is None or found is None:
-            return False
-        handler, path, parts = found
+        assert direct is not None
+        assert self._found is not None
+        handler, path, parts = self._found
         headers = dict(self.headers)
         accepted = handler.accepts(parts) if b"expect" not in headers else None
         if accepted is None:
@@ -188,8 +189,7 @@ class LimitedProtocol(HttpToolsProtocol):
             direct.answer_directly(WholeRequest(path, parts, headers, client, body), handler, accepted, reply)
         except Exception:  # a bug of ours, which the parser would take for a bad request
             self.logger.exception("Exception in a direct handler")
-            reply.keep_alive = False
-            self.transport.close()
+            reply.abort()
         return True
 
     def _forwarded_client(self) -> Any:
@@ -278,7 +278,11 @@ class LimitedProtocol(HttpToolsProtocol):
         lines = [b"%b: %b\r\n" % pair for pair in headers]
         if not keep_alive and b"connection: close\r\n" not in lines:
             lines.append(b"connection: close\r\n")
-        self.transport.write(b"".join((STATUS_LINE[status], self._default_lines(), *lines, b"\r\n", body)))
+        self.write_lines(status, b"".join(lines), body)
+
+    def write_lines(self, status: int, lines: bytes, body: bytes) -> None:
+        """The same with headers that are written already."""
+        self.transport.write(b"".join((STATUS_LINE[status], self._default_lines(), lines, b"\r\n", body)))
 
     def _default_lines(self) -> bytes:
         """uvicorn's own headers. It makes a new list of them every second, for the date."""
@@ -309,18 +313,35 @@ class Reply:
         """Have this called when the client leaves."""
         self._protocol.on_lost = told
 
+    def abort(self) -> None:
+        """No answer can be sent: close the connection, so that the client does not wait for it."""
+        self.keep_alive = False
+        self._protocol.on_lost = None
+        self._protocol.transport.close()
+
     def write(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
-        protocol = self._protocol
-        protocol.on_lost = None
-        self.response_complete = True
-        if protocol.transport.is_closing():
-            return
         if (b"connection", b"close") in headers:
             self.keep_alive = False
-        protocol.write_answer(status, headers, body, self.keep_alive)
+        if self._complete():
+            self._protocol.write_answer(status, headers, body, self.keep_alive)
+            self._end()
+
+    def write_lines(self, lines: bytes, body: bytes) -> None:
+        """A whole answer with status 200 on a connection that stays, and with headers that are written already."""
+        if self._complete():
+            self._protocol.write_lines(200, lines, body)
+            self._end()
+
+    def _complete(self) -> bool:
+        """Whether the client still waits for the answer."""
+        self._protocol.on_lost = None
+        self.response_complete = True
+        return not self._protocol.transport.is_closing()
+
+    def _end(self) -> None:
         if not self.keep_alive:
-            protocol.transport.close()
-        protocol.on_response_complete()
+            self._protocol.transport.close()
+        self._protocol.on_response_complete()
 
 
 class Connection:

@@ -20,10 +20,13 @@ import numpy as np
 
 from smelt.device.runtime import limit_this_thread
 from smelt.dtype import Array
+from smelt.errors import TimedOutError
 from smelt.serve.problems import BusyError, DeadlineError, UnavailableError
 from smelt.stop import Cancel
 
 INLINE = 100e-6  # seconds of a call that is not worth another thread
+PATIENCE = 0.1  # seconds after which a call on the event loop is ended; it is run again in a thread. More than two
+# ticks of the runtime's watch thread, which would have to be woken for a shorter deadline.
 MEASURED = 16  # one call in this number on the event loop: reading a thread's clock takes a while
 
 Inputs = Mapping[str, Array]
@@ -85,6 +88,8 @@ class ModelQueue:
         self._take_kernels = take_kernels
         self._times: dict[int, deque[float]] = {}  # seconds of the last calls, by the magnitude of their inputs
         self._typical: dict[int, float] = {}  # their medians
+        self._doubted: set[int] = set()  # magnitudes of inputs with a call that was ended on the event loop
+        self._long: set[int] = set()  # those with a call that was not short after all: they run in threads
         self._jobs: deque[Job] = deque()
         self._ready = threading.Condition()
         self._closed = False
@@ -106,6 +111,12 @@ class ModelQueue:
     def measure(self, inputs: Inputs, spent: float) -> None:
         """Note the CPU time of a call; what others do on the machine must not change how it is run."""
         magnitude = _magnitude(inputs)
+        if magnitude in self._doubted:  # was it the model, or the machine that did something else?
+            self._doubted.discard(magnitude)
+            if spent > 10 * INLINE:
+                self._long.add(magnitude)
+        if magnitude in self._long:
+            return
         times = self._times.setdefault(magnitude, deque(maxlen=5))
         times.append(spent)
         self._typical[magnitude] = sorted(times)[len(times) // 2]
@@ -116,8 +127,8 @@ class ModelQueue:
 
     async def infer(self, inputs: Inputs, timeout: float | None, priority: int = 0) -> tuple[dict[str, Array], Timing]:
         """The outputs for these inputs. Cancelling the task cancels the call."""
-        if self.is_inline(inputs):
-            return self.infer_now(inputs, timeout)
+        if self.is_inline(inputs) and (found := self.infer_now(inputs, timeout)) is not None:
+            return found
         return await self.wait(self.submit(inputs, timeout, priority))
 
     async def wait(self, job: Job) -> tuple[dict[str, Array], Timing]:
@@ -153,15 +164,23 @@ class ModelQueue:
         if self._closed:
             raise UnavailableError(f"{self.name} is being unloaded", retry_after=1)
 
-    def infer_now(self, inputs: Inputs, timeout: float | None) -> tuple[dict[str, Array], Timing]:
-        """The same on the event loop, for calls that are short."""
+    def infer_now(self, inputs: Inputs, timeout: float | None) -> tuple[dict[str, Array], Timing] | None:
+        """The same on the event loop, for calls that are short. None: it took long for once, and shall be submitted."""
         self._check_open()
         self._inlined += 1
         measured = self._inlined % MEASURED == 0
         started, busy = time.perf_counter(), time.thread_time() if measured else 0.0
         limit_this_thread(1)
         try:
-            found = self.call(inputs, timeout, None)
+            found = self.call(inputs, PATIENCE if timeout is None else min(timeout, PATIENCE), None)
+        except TimedOutError:
+            if timeout is not None and timeout <= PATIENCE:
+                raise
+            magnitude = _magnitude(inputs)
+            self._doubted.add(magnitude)
+            for known in (self._times, self._typical):
+                known.pop(magnitude, None)
+            return None
         finally:
             limit_this_thread(0)
         if measured:

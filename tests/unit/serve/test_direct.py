@@ -480,3 +480,15 @@ def test_the_address_that_a_proxy_states_is_the_clients(caplog: pytest.LogCaptur
                 wire.receive(request(X_Forwarded_For="10.2.3.4"))
         clients = [json.loads(record.getMessage())["client"] for record in caplog.records]
     assert clients == ["10.2.3.4"] * 2 + ["10.1.1.1"] * 2
+
+
+def test_an_answer_that_cannot_be_sent_closes_the_connection(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client would wait for ever."""
+
+    def fail(*given: Any) -> Any:
+        raise AssertionError("a bug")
+
+    wire = Wire(client)
+    monkeypatch.setattr(client.app, "_reply", fail)
+    assert wire.receive(request()) == b""
+    assert wire.closed

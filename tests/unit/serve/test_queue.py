@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from smelt.dtype import Array
-from smelt.errors import RunError
+from smelt.errors import RunError, TimedOutError
 from smelt.model import LoadedModel
 from smelt.serve import opening
 from smelt.serve.config import ModelConfig
 from smelt.serve.problems import BusyError, DeadlineError, UnavailableError
-from smelt.serve.queue import INLINE, MEASURED, Limits, ModelQueue
+from smelt.serve.queue import INLINE, MEASURED, PATIENCE, Limits, ModelQueue, Timing
 from smelt.stop import Cancel
 
 
@@ -246,6 +246,43 @@ def test_a_long_first_call_is_the_whole_warm_up(first: float, calls: int, monkey
 # ---- calls that are short enough for the event loop ----
 
 
+def at_once(queue: ModelQueue, given: dict[str, Any]) -> tuple[dict[str, Any], Timing]:
+    found = queue.infer_now(given, None)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("is_model", [False, True])
+def test_a_call_that_is_long_for_once_leaves_the_event_loop(is_model: bool) -> None:
+    """It is ended and run in a thread. If the model took so long, and not the machine, calls of its kind stay there."""
+    ran: list[float | None] = []
+
+    def call(inputs: Any, timeout: float | None, cancel: Any) -> dict[str, Any]:
+        ran.append(timeout)
+        if len(ran) == 1:
+            raise TimedOutError("the call took too long")
+        begun = time.thread_time()
+        while is_model and time.thread_time() - begun < 11 * INLINE:
+            pass
+        return {"y": inputs["x"]}
+
+    queue = ModelQueue("m", call, Limits())
+    given = rows(1, 2)
+    queue.measure(given, INLINE / 2)
+    with pytest.raises(TimedOutError):  # the client's own deadline
+        queue.infer_now(given, PATIENCE / 2)
+    ran.clear()
+    outputs, _ = asyncio.run(queue.infer(given, 60.0))
+    np.testing.assert_array_equal(outputs["y"], given["x"])
+    assert ran[0] == PATIENCE
+    assert ran[1] is not None
+    assert ran[1] > PATIENCE
+    for _ in range(5):
+        queue.measure(given, INLINE / 2)
+    assert queue.is_inline(given) == (not is_model)
+    queue.close()
+
+
 def test_short_calls_run_on_the_event_loop() -> None:
     """A call whose median is short runs at once and is counted; a longer one, or a wait, goes to the queue."""
     model, calls = Doubling(), list[tuple[int, int]]()
@@ -257,7 +294,7 @@ def test_short_calls_run_on_the_event_loop() -> None:
         queue.measure(given, seconds)
     assert queue.seconds(given) == INLINE / 2
     assert queue.is_inline(given)
-    outputs, timing = queue.infer_now(given, None)
+    outputs, timing = at_once(queue, given)
     np.testing.assert_array_equal(outputs["y"], 2 * given["x"])
     assert (timing.waited, timing.rows, timing.batch, timing.kernels) == (0.0, 3, 3, ())
     assert timing.computed > 0
@@ -273,8 +310,8 @@ def test_some_inline_calls_are_measured() -> None:
     model.gate.set()
     queue = ModelQueue("m", model, Limits())
     for _ in range(MEASURED - 1):
-        queue.infer_now(rows(1, 2), None)
+        at_once(queue, rows(1, 2))
     assert queue.seconds(rows(1, 2)) == float("inf")
-    _, timing = queue.infer_now(rows(1, 2), None)
+    _, timing = at_once(queue, rows(1, 2))
     assert queue.seconds(rows(1, 2)) < float("inf")
     assert timing.rows == 1, "without batching a call is one row"
