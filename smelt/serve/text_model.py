@@ -158,7 +158,11 @@ class LocalTexts(TextModel):
 
     def _of(self, kind: type) -> Any:
         if not isinstance(self._model, kind):
-            raise UnsupportedError(f"it is no {kind.__name__}", got=self._model)
+            raise UnsupportedError(
+                f"it is no {kind.__name__}",
+                got=self._model,
+                remedy="ask a model of that kind: GET /v1/models lists them",
+            )
         return self._model
 
     def warm_up(self) -> None:

@@ -100,7 +100,7 @@ def test_memory_that_is_not_there(folder: Path, monkeypatch: pytest.MonkeyPatch)
             def fail(*_: Any) -> Any:
                 raise MemoryError
 
-            full.setattr(model._engine.pool, "_grown", fail)
+            full.setattr(model._engine.pool, "_enlarge", fail)
             for _ in range(2):
                 with pytest.raises(MemoryLimitError, match="no memory left"):
                     model.generate([3, 4])
