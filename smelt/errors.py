@@ -1,7 +1,8 @@
 """The one error form of the package.
 
-A user's mistake raises a `SmeltError`: what was expected, what was given, where, and the remedy. The command line, the
-server and Python show the same record. An `assert` marks a bug of smelt, never a user's mistake.
+A user's mistake raises a `SmeltError`: what was expected, what was given, where, and the remedy. An error without a
+remedy of its own has its class's. The command line, the server and Python show the same record. An `assert` marks a bug
+of smelt, never a user's mistake.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class SmeltError(Exception):
       try      .dot(w, 'f')
     """
 
+    advice = "docs/guides/troubleshooting.md lists the usual causes"  # the remedy of errors that have none of their own
     started = False  # whether the program had started: then donated inputs are consumed
 
     def __init__(
@@ -53,8 +55,17 @@ class SmeltError(Exception):
         self.expected = expected
         self.got = got
         self.where = where
-        self.remedy = remedy
+        self.own_remedy = remedy
         self.source = source  # the offending line of the user's file, carets below it
+
+    @property
+    def remedy(self) -> str:
+        """What to do about it."""
+        return self.own_remedy or self.advice
+
+    @remedy.setter
+    def remedy(self, text: str) -> None:
+        self.own_remedy = text
 
     def __str__(self) -> str:
         lines = [f"{self.where}: {self.message}" if self.where else self.message]
@@ -84,7 +95,7 @@ def advise(remedy: str, *kinds: type[SmeltError]) -> Iterator[None]:
     try:
         yield
     except kinds as error:
-        error.remedy = error.remedy or remedy
+        error.own_remedy = error.own_remedy or remedy
         raise
 
 
@@ -100,50 +111,76 @@ def error_of(record: dict[str, Any]) -> SmeltError:
 class ParseError(SmeltError):
     """Text or bytes that are not in the format they claim."""
 
+    advice = "correct it there; if a program wrote it, write, export or download it again"
+
 
 class VerifyError(SmeltError):
     """A program that breaks a constraint of the specification."""
+
+    advice = "correct the program there; if a program wrote it, export it again"
 
 
 class ShapeError(SmeltError):
     """Sizes, axes or element types that do not fit together."""
 
+    advice = "pass the sizes, axes and element types that are expected; smelt inspect shows those of a model"
+
 
 class UnsupportedError(SmeltError):
     """Valid input that smelt, this engine or this device cannot handle."""
+
+    advice = 'another engine may support it (engine="pjrt" or "reference"); docs/engines.md compares them'
 
 
 class RunError(SmeltError):
     """A failure while a program runs: a check that did not hold, a bound exceeded, no memory left."""
 
+    advice = 'check the arguments of the call; with engine="reference" the error names the op that failed'
+
 
 class SizeError(RunError):
     """Sizes of a call break an assumption of the program."""
+
+    advice = "call it with sizes that the program allows: smelt check lists its assumptions"
 
 
 class CancelledError(RunError):
     """A call that was cancelled: through `smelt.Cancel`, or `cancel()` of an executable."""
 
+    advice = "call again; inputs that were donated must be made again"
+
 
 class TimedOutError(RunError):
     """A call that took longer than its `timeout`."""
+
+    advice = "give the call more time: timeout=…"
 
 
 class MemoryLimitError(SmeltError):
     """A model that needs more memory than the user allows."""
 
+    advice = "allow more memory, or use a smaller batch or smaller sizes"
+
 
 class FileError(SmeltError):
     """A file that is missing, unreadable, damaged or cannot be written."""
+
+    advice = "check the path, its permissions and the free space; write or download a damaged file again"
 
 
 class DeviceError(SmeltError):
     """A device or compiler that is missing, lost, or refused."""
 
+    advice = "smelt devices lists the devices here and what the others need"
+
 
 class DeviceLost(DeviceError):  # noqa: N818  # the name says what happened
     """A device that stopped working. Its buffers are lost; make a new platform."""
 
+    advice = "make a new platform and load the model again"
+
 
 class MissingPackageError(SmeltError):
     """An optional package that the request needs and that is not installed."""
+
+    advice = "install the package that is named"

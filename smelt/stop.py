@@ -126,6 +126,6 @@ def note_donated(error: BaseException, names: Sequence[str]) -> None:
     else:
         said = f"nothing has run: what was donated ({listed}) is as it was"
     if isinstance(error, SmeltError):
-        error.remedy = f"{error.remedy}; {said}" if error.remedy else said
+        error.remedy = f"{error.own_remedy}; {said}" if error.own_remedy else said
     else:
         error.add_note(said)

@@ -31,9 +31,13 @@ _SKIPPED = {"__pycache__", "node_modules", "site-packages", "build", "dist"}
 class ImportFailedError(SmeltError):
     """A module that cannot be imported: the user's code raised an exception, or has a syntax error."""
 
+    advice = "correct the module until Python can import it"
+
 
 class CrashError(SmeltError):
     """The user's code raised an exception that is no shape error."""
+
+    advice = "correct the line that raises it, or call it only where a model runs"
 
 
 @dataclass(frozen=True, slots=True)

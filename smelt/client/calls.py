@@ -29,8 +29,10 @@ MAX_ANSWER = 1 << 32  # bytes
 class ServerError(RunError):
     """An answer that is an error. `status` is HTTP's."""
 
-    def __init__(self, message: str, status: int, retry_after: float | None) -> None:
-        super().__init__(message, got=f"status {status}")
+    advice = "the server's log says more"
+
+    def __init__(self, message: str, status: int, retry_after: float | None, remedy: str | None = None) -> None:
+        super().__init__(message, got=f"status {status}", remedy=remedy)
         self.status, self.retry_after = status, retry_after
 
 
@@ -235,15 +237,19 @@ def _tls(verify: bool) -> ssl.SSLContext:
 
 
 def _problem(status: int, headers: dict[str, str], answer: bytes) -> ServerError:
+    remedy = None
     try:
-        message = str(json.loads(answer)["error"])
-    except (ValueError, KeyError, TypeError):
+        found = json.loads(answer)
+        message = str(found["error"])
+        remedy = found.get("detail", {}).get("remedy")
+    except (ValueError, KeyError, TypeError, AttributeError):
         message = answer[:200].decode("utf-8", "replace") or f"status {status}"
+    message = message.removesuffix(f"\n  try      {remedy}")  # it comes last, as in any error
     try:
         retry = float(headers["retry-after"])
     except (KeyError, ValueError):
         retry = None
-    return ServerError(message, status, retry)
+    return ServerError(message, status, retry, remedy)
 
 
 class Client:

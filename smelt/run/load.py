@@ -254,7 +254,7 @@ class _Reader:
             main = device.program(module, variant.main, variant.constants)
         except DeviceError as error:
             raise FileError(
-                f"{self.bundle.name}: {error.message}", expected=error.expected, got=error.got, remedy=error.remedy
+                f"{self.bundle.name}: {error.message}", expected=error.expected, got=error.got, remedy=error.own_remedy
             ) from error
         store = partial(self._store, program)
         return NativeExecutable(device, program.signature, first, main, variant.bound, program.kernels, store)

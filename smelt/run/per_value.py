@@ -304,7 +304,7 @@ class Fallback(Closing):
         except SizeError as error:
             expected = f"{broken.expected}, or sizes that broadcast"
             raise SizeError(
-                broken.message, expected=expected, got=broken.got, where=error.where, remedy=broken.remedy
+                broken.message, expected=expected, got=broken.got, where=error.where, remedy=broken.own_remedy
             ) from error
 
     def to_stored(self, targets: Sequence[str] = ()) -> StoredModel:

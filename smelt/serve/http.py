@@ -152,12 +152,14 @@ class ClientGoneError(RequestError):
     """The client has disconnected; the status is for the log."""
 
     status = 499
+    advice = "keep the connection open until the answer is there"
 
 
 class RequestTimeoutError(RequestError):
     """A body that comes too slowly."""
 
     status = 408
+    advice = "send the body faster, or raise body_timeout in the server's configuration"
 
 
 def _too_large(most: int, got: int) -> TooLargeError:

@@ -50,6 +50,8 @@ Demand = Callable[[str], Awaitable[Called]]  # a name → the model once it is r
 class StepError(SmeltError):
     """A step that failed, or returned something else than it declares: the author's mistake, not the client's."""
 
+    advice = "correct the step; the server's log has its traceback"
+
 
 def is_pipeline(config: ModelConfig, path: Path) -> bool:
     return bool(config.steps) or path.suffix == SUFFIX

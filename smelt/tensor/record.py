@@ -180,7 +180,7 @@ def record(
         ]
         pairs = (("expected", error.expected), ("got", error.got))
         details = [(label, str(text)) for label, text in pairs if text is not None]
-        refuse(error.message, *shown, details=details, remedy=error.remedy)
+        refuse(error.message, *shown, details=details, remedy=error.own_remedy)
     shapes = [type for type in types if isinstance(type, Shape) and not _is_settled(type)]
     require_sizes(shapes, [value.type for value in operands if isinstance(value.type, Shape)] if shapes else ())
     return Recorded(name, operands, types, filled, regions)

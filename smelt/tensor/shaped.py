@@ -76,7 +76,7 @@ def declared_spec(annotation: Any, owner: object, name: str) -> Spec | None:
     except ShapeError as error:
         notes = [("expected", str(error.expected))] if error.expected is not None else []
         notes += [("got", str(error.got))] if error.got is not None else []
-        refuse(f"{name}: {error.message}", details=notes, remedy=error.remedy, place=declaration_of(owner, name))
+        refuse(f"{name}: {error.message}", details=notes, remedy=error.own_remedy, place=declaration_of(owner, name))
 
 
 @lru_cache(4096)

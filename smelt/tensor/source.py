@@ -282,6 +282,8 @@ class TensorError(ShapeError):
     prove it, `under` the facts of the branch in which it happened, `calls` how the traced function got there.
     """
 
+    advice = "help(smelt.Tensor) explains each op, docs/tensors.md the rules of axes and sizes"
+
     def __init__(
         self,
         message: str,

@@ -57,6 +57,8 @@ class StaticError(UnsupportedError):
 class OperatorError(UnsupportedError):
     """There is no such operator, version or attribute, whatever the inputs are."""
 
+    advice = "smelt inspect FILE lists everything that cannot be read; docs/onnx_operators.md what can"
+
 
 class Watch(Protocol):
     """Intercepts nodes to collect mistakes instead of stopping at the first (`survey.py`)."""

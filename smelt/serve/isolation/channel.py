@@ -90,6 +90,8 @@ _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 class ClosedError(ParseError):
     """The other side is gone, or says what it must not."""
 
+    advice = "the server starts the worker again; its log says why it ended"
+
 
 class Channel:
     """One end. `send_*` and `receive` are called by one thread at a time."""
