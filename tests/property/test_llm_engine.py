@@ -43,6 +43,7 @@ class HashRows:
     _logits: Array
     picks: bool
     failed: bool
+    is_drawn: bool = False
 
     @property
     def logits(self) -> Array:
@@ -101,6 +102,9 @@ class HashStep:
         np.testing.assert_array_equal(values[page, 0, at % PAGE, 0], at)
         found: Array = keys[page, 0, 0, at % PAGE]
         return found
+
+    def begin_run(self, requests: Sequence[Any], pools: Pools) -> None:
+        return None
 
     def put(self, array: Array) -> Array:
         return array
