@@ -73,12 +73,13 @@ class CoverageMap:
         return kept
 
     def near(self, file: str, room: str) -> set[str]:
-        """Tests of the room whose file is named after a module or its folder: servers, workers and commands run in
-        processes of their own, which coverage does not see. Else those that run anything of the module, or all of its
-        room."""
+        """Tests of the room whose file is named after a module or its folder, and those of `tests/cuda` for `cuda_*`:
+        servers, workers and commands run in processes of their own, which coverage does not see. Else those that run
+        anything of the module, or all of its room."""
         *folders, stem = Path(file).with_suffix("").parts
         files = {f"{room}test_{word}.py" for word in (stem, *folders[2:])}
-        named = {name for name in self.seconds if name.partition("::")[0] in files}
+        folder = f"tests/{stem.partition('_')[0]}/"
+        named = {name for name in self.seconds if name.partition("::")[0] in files or name.startswith(folder)}
         every = set().union(*self.lines.get(file, {}).values()) & self.seconds.keys()
         return named or every or {name for name in self.seconds if name.startswith(room)}
 

@@ -29,7 +29,7 @@ class HostDriver:
     number = 3
 
     def __init__(self) -> None:
-        self.memory, self.next = np.zeros(1 << 16, np.uint8), 1000
+        self.data, self.next = np.zeros(1 << 16, np.uint8), 1000
         self.allocated: dict[int, int] = {}
         self.launches: list[tuple[Any, ...]] = []
         self.moves: list[tuple[int, int, int]] = []
@@ -38,7 +38,7 @@ class HostDriver:
 
     def view(self, address: int, element: str, count: int) -> Array:
         size = dtype(element).numpy.itemsize * count
-        return self.memory[address : address + size].view(dtype(element).numpy)
+        return self.data[address : address + size].view(dtype(element).numpy)
 
     def load(self, code: bytes) -> Any: ...
 
@@ -54,10 +54,10 @@ class HostDriver:
         del self.allocated[address]
 
     def upload(self, address: int, array: Array) -> None:
-        self.memory[address : address + array.nbytes] = np.frombuffer(array.tobytes(), np.uint8)
+        self.data[address : address + array.nbytes] = np.frombuffer(array.tobytes(), np.uint8)
 
     def download(self, array: Array, address: int) -> None:
-        array.reshape(-1).view(np.uint8)[:] = self.memory[address : address + array.nbytes]
+        array.reshape(-1).view(np.uint8)[:] = self.data[address : address + array.nbytes]
 
     def _do(self, work: Callable[[], None]) -> None:
         if self.recording:
@@ -68,7 +68,7 @@ class HostDriver:
     def move(self, target: int, source: int, count: int) -> None:
         def work() -> None:
             self.moves.append((target, source, count))
-            self.memory[target : target + count] = self.memory[source : source + count].copy()
+            self.data[target : target + count] = self.data[source : source + count].copy()
 
         self._do(work)
 

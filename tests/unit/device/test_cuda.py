@@ -1,0 +1,159 @@
+"""`device.cuda.Cuda` on a driver in Python: targets, code in the cache, its format, programs and memory."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from smelt import abi
+from smelt.device import cache, cuda, cuda_driver
+from smelt.device.cuda import MAGIC, TARGETS, Cuda, Module
+from smelt.device.entry import Entry
+from smelt.errors import DeviceError, UnsupportedError
+from smelt.shape import Shape
+from tests.unit.device.test_host_plan import HostDriver
+
+
+class Driver(HostDriver):
+    name, capability, memory = "a driver in Python", (8, 6), (30 << 20, 100 << 20)
+
+    def attribute(self, name: str) -> int:
+        return {"MULTIPROCESSOR_COUNT": 82, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 101376, "L2_CACHE_SIZE": 6 << 20}[name]
+
+    def load(self, code: bytes) -> Any:
+        return code
+
+    def function(self, module: Any, name: str) -> Any:
+        return f"{name} of {module.decode()}" if name.encode() in module else None
+
+
+class Here(Cuda):
+    """The device; kernels are their own text."""
+
+    def __init__(self, number: int = 0) -> None:
+        super().__init__(number)
+        self.made, self.compiled = Driver(), list[tuple[str, str]]()
+
+    def missing(self) -> str | None:
+        return None
+
+    @property
+    def driver(self) -> Any:
+        return self.made
+
+    def compiler(self) -> str:
+        return "a compiler"
+
+    def compile_file(self, text: str, machine: str) -> bytes:
+        self.compiled.append((text, machine))
+        return text.encode()
+
+
+def test_names_and_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Here()
+    monkeypatch.setattr(cuda_driver, "count", lambda: 4)
+    assert (device.name, Here(2).name, Here(2).number) == ("cuda", "cuda:2", 2)
+    facts = device.facts()
+    assert (facts["devices"], facts["compute capability"], facts["multiprocessors"]) == (4, "8.6", 82)
+    assert facts["memory"].endswith(" free")
+    assert device.stats() == {"bytes_in_use": float(70 << 20), "bytes_limit": float(100 << 20)}
+    assert (device.default_threads, device.has_own_memory, device.account(7).limit) == (0, True, 7)
+    assert device.provenance()["compiler"] == "a compiler"
+    for refused in (lambda: device.exported_array(None, "x", 1), lambda: device.clock(None, "x")):  # type: ignore[arg-type]
+        with pytest.raises(UnsupportedError, match="profiling and tuning"):
+            refused()
+
+
+def test_targets() -> None:
+    device = Here(1)
+    here = device.target()
+    assert (here.name, here.device, here.cores, here.cache_bytes) == ("sm_86", "cuda:1", 82, (101376, 6 << 20))
+    assert device.target("native") == here
+    assert device.target("sm_90") == TARGETS["sm_90"].replace(device="cuda:1")
+    assert device.targets is TARGETS
+    assert device.default_targets(int8=False, bf16=False) == ("sm_86",)
+    others = ("sm_75", "sm_89", "sm_90", "sm_100", "avx2")
+    wanted = {"sm_80": "", "sm_86": ""} | {name: f"for {name}, this is sm_86" for name in others}
+    wanted |= {
+        "sm_90": "for sm_90, this is sm_86",
+        "avx2": "for avx2, this is sm_86",
+        "sm_100": "for sm_100, this is sm_86",
+    }
+    assert {name: device.lacks(name, ()) for name in wanted} == wanted
+    device.made.capability = (8, 7)
+    assert device.default_targets(int8=False, bf16=False) == ("sm_86",)
+    device.made.capability = (12, 1)
+    assert device.default_targets(int8=False, bf16=False) == ("sm_120",)
+    device.missing = lambda: "no driver"  # type: ignore[method-assign]
+    assert device.lacks("sm_80", ()) == "no driver"
+
+
+def test_code_is_compiled_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SMELT_CACHE_DIR", str(tmp_path))
+    source = ["first f", "second g", json.dumps({"programs": {"f": {"plan": 1}}})]
+    device = Here()
+    for again in (False, True):
+        module = device.build(source, TARGETS["sm_86"])
+        assert device.compiled == [("first f", "sm_86"), ("second g", "sm_86")]
+        assert module.programs == {"f": {"plan": 1}}
+        assert module.find("f") == "f of first f", again
+        assert module.find("g") == "g of second g"
+    with pytest.raises(DeviceError, match="lacks"):
+        module.find("h")
+    device.build(source, TARGETS["sm_80"])
+    assert len(device.compiled) == 4
+    assert not list(tmp_path.rglob("*.part"))
+    assert cache.default() is not None
+
+
+def code(pieces: list[bytes], magic: bytes = MAGIC, **more: Any) -> bytes:
+    head = json.dumps({"programs": {}, "images": [len(each) for each in pieces]} | more).encode()
+    return struct.pack("<8sQ", magic, len(head)) + head + b"".join(pieces)
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        b"", b"smeltgpu", code([b"ab"])[:-1], code([b"ab"]) + b"x", code([b"ab"], b"smeltcpu"),
+        code([b"a"], images=[2]),
+        struct.pack("<8sQ", MAGIC, 5) + b"{}xxx", struct.pack("<8sQ", MAGIC, 2) + b"{}", code([], images=7),
+    ],
+)  # fmt: skip
+def test_damaged_code_is_refused(damaged: bytes) -> None:
+    with pytest.raises(DeviceError, match="no code for a GPU") as caught:
+        Module(Driver(), damaged)
+    assert caught.value.remedy == cuda.REMEDY
+
+
+def test_programs_say_what_they_expect() -> None:
+    shape = Shape("f32", "N")
+    entry = Entry("f", (shape,), (shape,), ("N",), ("x",))
+    said = abi.describe(entry.symbols, entry.arguments, entry.results, [3], (), (), (0, 0))
+    plan = {"abi": said, "steps": [], "sizes": [], "buffers": []}
+    device = Here()
+    module = Module(device.made, code([], programs={"f": plan}))
+    made = device.program(module, entry, [b"abc"])
+    assert made.constant_bytes == 3
+    assert device.program(module, entry, [np.zeros(3, np.uint8)]).constant_bytes == 3
+    with pytest.raises(DeviceError, match="lacks functions of the program") as caught:
+        device.program(module, entry.replace(name="g"), [])
+    assert caught.value.got == "g"
+    with pytest.raises(DeviceError, match="does not match its description") as caught:
+        device.program(module, entry, [b"abcd"])
+    assert ("3" in str(caught.value.expected), "4" in str(caught.value.got)) == (True, True)
+    with pytest.raises(DeviceError, match="does not match its description") as caught:
+        device.program(module, entry.replace(arguments=(Shape("f64", "N"),)), [b"abc"])
+    assert caught.value.expected != caught.value.got
+
+
+def test_arrays_share_one_aligned_block() -> None:
+    device = Here()
+    a, b, c = device.allocate([(np.dtype(np.float32), (3,)), (np.dtype(np.int8), (257,)), (np.dtype(np.float64), ())])
+    assert (b.address - a.address, c.address - a.address) == (256, 768)
+    assert device.made.allocated == {a.address: 1024}
+    assert (a.shape, b.shape, c.shape) == (Shape("f32", 3), Shape("i8", 257), Shape("f64"))
