@@ -79,6 +79,11 @@ WRONG: dict[str, dict[str, Any]] = {
     "sizes that differ": {"layout": "qd,dk,ke->qe"},
     "two letters for keys": {"layout": "qd,kd,me->qe"},
     "a depth of values": {"layout": "qd,kd,kd->qe"},
+    "two letters for depths": {"layout": "(qc)d,kd,ke->qe"},
+    "a depth that keys lack": {"layout": "qd,kc,ke->qe"},
+    "keys that the result shows": {"layout": "qd,kd,ke->ke"},
+    "values that nothing shows": {"layout": "qd,kd,ke->qd"},
+    "one letter for queries and keys": {"layout": "kd,kd,ke->ke"},
     "another role": {"operands": "q v k"},
     "a fill for no mask": {"fill": (1.0,)},
 }
