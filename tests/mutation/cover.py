@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 IMPORT = ""  # the context of what runs before the first test
 RESULT = "SMELT_COVERAGE_MAP"  # where the plugin writes
 LONGEST = 1000  # characters of a test's name: it is an argument of a command
+COMPILER = ("smelt/kernel/", "smelt/passes/")
 CASES = 8  # of one test, before those of the next
 
 
@@ -45,7 +46,8 @@ class CoverageMap:
         """Tests that run one of some lines, as many as fit into the budget of seconds; at least one.
 
         Quick ones first, and a few cases of every test before more of the same; those of the same room of the package
-        count as four times as quick. Without lines: tests that run anything of the file. What no test runs in its own
+        count as four times as quick, and texts of what the compiler makes, which show any change of it, as ten times
+        as quick. Without lines: tests that run anything of the file. What no test runs in its own
         process may run in a child of one: see `near`.
         """
         room = "/".join(("tests/unit", *file.split("/")[1:-1][:1], ""))
@@ -55,7 +57,8 @@ class CoverageMap:
             names = self.near(file, room)
 
         def cost(name: str) -> float:
-            return self.seconds[name] / (4 if name.startswith(room) else 1)
+            shown = file.startswith(COMPILER) and name.startswith("tests/golden/")
+            return self.seconds[name] / (10 if shown else 4 if name.startswith(room) else 1)
 
         cases: dict[str, int] = defaultdict(int)
         order: list[tuple[int, float, str]] = []

@@ -110,6 +110,15 @@ def test_tests_of_a_line() -> None:
     assert coverage.tests_of("smelt/aot/z.py", [1], 100) == []
 
 
+def test_texts_of_the_compiler_come_first() -> None:
+    coverage = CoverageMap()
+    unit, golden = "tests/unit/kernel/test_a.py::test_a", "tests/golden/test_source.py::test_source[x]"
+    coverage.seconds = {unit: 0.9, golden: 2.0}
+    for file, first in (("smelt/kernel/emit/c.py", golden), ("smelt/ir/core.py", unit)):
+        coverage.lines[file][3] |= {unit, golden}
+        assert coverage.tests_of(file, [3], 100)[0] == first
+
+
 def test_tests_of_a_line_that_runs_in_other_processes_alone() -> None:
     """Those named after the module or its folder; else those that run other lines of the module, or all of the room."""
     coverage = CoverageMap()
