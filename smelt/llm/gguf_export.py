@@ -1,7 +1,7 @@
 """A Hugging Face folder as the content of a GGUF file: metadata, and tensors under GGUF's names. `quantise` writes it.
 
-The tokenizer goes along whole, as `tokenizer.huggingface.json`. What GGUF has no word for is refused: what was written
-is read back and compared with the folder's configuration.
+The tokenizer goes along whole, as `tokenizer.huggingface.json`, and as llama.cpp reads it (`gguf_vocabulary`). What
+GGUF has no word for is refused: what was written is read back and compared with the folder's configuration.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from smelt.errors import UnsupportedError
 from smelt.llm.checkpoint import Checkpoint
 from smelt.llm.config import Config, Layer, Rope, rope_frequencies
 from smelt.llm.families import FAMILIES
+from smelt.llm.gguf_vocabulary import vocabulary_of
 from smelt.llm.names import sources
 
-NORMAL, CONTROL = 1, 3  # GGUF's kinds of tokens
 CLOSE = 1e-6  # numbers in metadata have 32 bits
 
 
@@ -44,8 +44,9 @@ def metadata_of(checkpoint: Checkpoint) -> dict[str, Any]:
     if checkpoint.template is not None:
         found["tokenizer.chat_template"] = checkpoint.template
     if checkpoint.has_tokenizer:
-        text = checkpoint.read_tokenizer().to_json()
-        found |= {"tokenizer.huggingface.json": text, **_vocabulary(json.loads(text), config.v)}
+        tokenizer = checkpoint.read_tokenizer()
+        found |= vocabulary_of(tokenizer, config.v, found)
+        found["tokenizer.huggingface.json"] = tokenizer.to_json()
     return found
 
 
@@ -111,20 +112,6 @@ def _base(config: Config, said: Mapping[str, Any]) -> float:
     given = said.get("rope_scaling") or said.get("rope_parameters") or {}
     base = given.get("full_attention", given).get("rope_theta") or said.get("rope_theta")
     return float(base or FAMILIES[config.family].defaults.get("rope_theta", 10_000.0))
-
-
-def _vocabulary(record: Mapping[str, Any], size: int) -> dict[str, Any]:
-    """Tokens by number, and which of them are special."""
-    model, added = record["model"], record.get("added_tokens") or []
-    vocab = model.get("vocab", {})
-    numbers = vocab if isinstance(vocab, Mapping) else {piece: i for i, (piece, _) in enumerate(vocab)}
-    tokens = [f"[unused {i}]" for i in range(size)]
-    for text, number in (*numbers.items(), *((each["content"], each["id"]) for each in added)):
-        if 0 <= number < size:
-            tokens[number] = text
-    special = {each["id"] for each in added if each.get("special")}
-    kinds = np.array([CONTROL if i in special else NORMAL for i in range(size)], np.int32)
-    return {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds}
 
 
 # ---- tensors ----

@@ -18,7 +18,7 @@ from smelt.ir.blocks import Block
 from smelt.read.gguf import ALIGNMENT, ELEMENTS, Gguf
 
 _NUMBERS = {name: number for number, name in ELEMENTS.items()}
-_U32, _I32, _F32, _STRING, _ARRAY = 4, 5, 6, 8, 9  # GGUF's numbers of types
+_U32, _I32, _F32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9  # GGUF's numbers of types
 QUANTISATION = 2
 
 
@@ -66,12 +66,15 @@ def _value(value: Any) -> bytes:
     match value:
         case str():
             return struct.pack("<I", _STRING) + _string(value)
+        case bool():
+            return struct.pack("<I?", _BOOL, value)
         case int():
             return struct.pack("<II", _U32, value)
         case float():
             return struct.pack("<If", _F32, value)
         case np.ndarray():
-            return struct.pack("<IIQ", _ARRAY, _I32, len(value)) + value.astype("<i4").tobytes()
+            kind, narrow = (_F32, "<f4") if value.dtype.kind == "f" else (_I32, "<i4")
+            return struct.pack("<IIQ", _ARRAY, kind, len(value)) + value.astype(narrow).tobytes()
         case _:
             return struct.pack("<IIQ", _ARRAY, _STRING, len(value)) + b"".join(map(_string, value))
 

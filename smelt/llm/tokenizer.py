@@ -23,7 +23,7 @@ NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # GGUF's kinds 
 
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
 _QWEN2 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}"
@@ -39,8 +39,8 @@ _DEEPSEEK = (
 # How texts are split before byte pairs are merged, and the values of GGUF's `tokenizer.ggml.pre` that say so; several
 # patterns split one after the other.
 _WAYS: tuple[tuple[tuple[str, ...], str], ...] = (
-    ((_GPT2,), "gpt-2 phi-2 mpt olmo jais exaone4 mellum modern-bert gigachat a.x-4.0 trillion granite-docling"),
-    ((r"\p{N}", _GPT2), "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2"),
+    ((GPT2_SPLIT,), "gpt-2 phi-2 mpt olmo jais exaone4 mellum modern-bert gigachat a.x-4.0 trillion granite-docling"),
+    ((r"\p{N}", GPT2_SPLIT), "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2"),
     ((_LLAMA3,), "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 smaug-bpe dbrx"),
     ((_QWEN2,), "qwen2 deepseek-r1-qwen stablelm2 megrez hunyuan kormo f2llmv2 solar-open grok-2"),
     ((f"{_MARKED}|{_SPACES}",), "qwen35"),
@@ -51,12 +51,14 @@ _WAYS: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
     ((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+", r"\p{N}"), "deepseek-coder"),
     ((r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", _DEEPSEEK), "deepseek-v3 hunyuan-dense"),
-    ((r"[\p{P}$+<=>^~|`]+", _GPT2, "[0-9][0-9][0-9]"), "falcon"),
-    ((r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"), "default"),
+    ((r"[\p{P}$+<=>^~|`]+", GPT2_SPLIT, "[0-9][0-9][0-9]"), "falcon"),
+    ((r"[\p{P}$+<=>^~|]+", GPT2_SPLIT, r"\p{N}+", "[0-9][0-9][0-9]"), "default"),
 )
 SPLITS: dict[str, tuple[str, ...]] = {name: patterns for patterns, names in _WAYS for name in names.split()}
 # Where a word that is a token stays one, whatever merges say.
-_WHOLE = frozenset(["llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken"])
+WHOLE_WORDS = frozenset(
+    ["llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken"]
+)
 
 
 class Tokenizer:
@@ -251,7 +253,7 @@ def _byte_pairs(metadata: Mapping[str, Any], tokens: list[str], types: list[int]
     if not isinstance(pre, str) or pre not in SPLITS:
         raise UnsupportedError(f"{source}: unknown way to split texts", expected=", ".join(SPLITS), got=pre)
     vocab = _vocabulary(tokens)
-    model = tokenizers.models.BPE(vocab=vocab, merges=_merges(metadata, source), ignore_merges=pre in _WHOLE)
+    model = tokenizers.models.BPE(vocab=vocab, merges=_merges(metadata, source), ignore_merges=pre in WHOLE_WORDS)
     made = tokenizers.Tokenizer(model)
     *first, last = SPLITS[pre]
     split = tokenizers.pre_tokenizers.Split

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +15,12 @@ from smelt.cli.demo_chat import find_model
 from smelt.cli.quantise import quantise as command
 from smelt.errors import MissingPackageError, SmeltError, UnsupportedError
 from smelt.ir.blocks import BLOCKS, decode
+from smelt.llm.gguf_vocabulary import SAMPLES, vocabulary_of
+from smelt.llm.gguf_write import write
 from smelt.llm.quantise import ENCODERS, encode, quantise
+from smelt.llm.tokenizer import SPLITS, from_gguf, from_text
 from smelt.read import gguf as reader
-from tests.llm_checkpoints import FIXTURE, Case, write_checkpoint
+from tests.llm_checkpoints import FIXTURE, Case, random_text, write_checkpoint
 from tests.llm_gguf import write_gguf, write_vocabulary
 
 CASES = {case.name: case for case in Case.load(FIXTURE)}
@@ -116,6 +121,63 @@ def test_text_goes_along(tmp_path: Path) -> None:
             assert model.prompt([{"role": "user", "content": "w7"}]) == [1, 7, 2]
             assert model.tokenizer.encode("w3 w4 nothing") == [3, 4, 0]
         assert after.config.stop == before.config.stop == (2,)
+
+
+def _train(kind: str) -> Any:
+    """A small tokenizer as Hugging Face's files have them: the families' ways to split texts."""
+    package = pytest.importorskip("tokenizers")
+    made = package.Tokenizer(package.models.BPE(byte_fallback=kind == "llama", ignore_merges=kind == "llama3"))
+    before, alphabet = package.pre_tokenizers, package.pre_tokenizers.ByteLevel.alphabet()
+    special = ["<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256) if kind == "llama")]
+    spell = before.ByteLevel(add_prefix_space=False, use_regex=False)
+    match kind:
+        case "gpt2":
+            made.pre_tokenizer = before.ByteLevel(add_prefix_space=False)
+        case "smollm":
+            made.pre_tokenizer = before.Sequence([before.Digits(True), before.ByteLevel(add_prefix_space=False)])
+        case "qwen2" | "llama3":
+            pattern = package.Regex(SPLITS["qwen2" if kind == "qwen2" else "llama-bpe"][0])
+            made.pre_tokenizer = before.Sequence([before.Split(pattern, "isolated"), spell])
+            made.normalizer = package.normalizers.NFC() if kind == "qwen2" else None
+        case "unknown":
+            made.pre_tokenizer = before.Sequence([before.Punctuation(), spell])
+        case "llama":
+            alphabet, normal = [], package.normalizers
+            made.normalizer = normal.Sequence([normal.Prepend("▁"), normal.Replace(" ", "▁")])
+    trainer = package.trainers.BpeTrainer(
+        vocab_size=700, initial_alphabet=alphabet, special_tokens=special, show_progress=False
+    )
+    made.train_from_iterator([*SAMPLES, (Path(__file__)).read_text()], trainer)
+    if kind in ("llama", "llama3"):
+        made.post_processor = package.processors.TemplateProcessing(single=["<s>", "$A"], special_tokens=[("<s>", 0)])
+    if kind == "llama":  # bytes are spelt by tokens that are not special
+        record = json.loads(made.to_str())
+        record["added_tokens"] = [each for each in record["added_tokens"] if each["id"] < 2]
+        made = package.Tokenizer.from_str(json.dumps(record))
+    return made
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "smollm", "qwen2", "llama3", "llama", "unknown"])
+def test_vocabularies_are_written_as_gguf_has_them(
+    kind: str, seed: int, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    made = _train(kind)
+    size = made.get_vocab_size() + 3
+    said = {"tokenizer.ggml.bos_token_id": 0, "tokenizer.ggml.eos_token_id": 1}
+    tokenizer = from_text(made.to_str(), "test")
+    found = vocabulary_of(tokenizer, size, said)
+    assert len(found["tokenizer.ggml.tokens"]) == len(found["tokenizer.ggml.token_type"]) == size
+    if kind == "unknown":
+        assert "tokenizer.ggml.model" not in found
+        assert "llama.cpp will not read" in caplog.text
+        return
+    write(tmp_path / "x.gguf", {**said, **found}, [], 0)
+    read = from_gguf(reader.read(tmp_path / "x.gguf").metadata, "test")
+    names = {"gpt2": "gpt-2", "llama3": "llama-bpe", "llama": "default"}
+    assert found["tokenizer.ggml.pre"] == names.get(kind, kind)
+    dice = Random(seed)
+    for text in (random_text(dice) for _ in range(300)):
+        assert read.encode(text) == tokenizer.encode(text), text
 
 
 @pytest.mark.parametrize(("name", "what"), [("mistral", "sliding_window"), ("llama-biases", "activation")])
