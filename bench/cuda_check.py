@@ -268,13 +268,13 @@ def _variants(name: str) -> Iterator[str]:
     from smelt.kernel.emit import tile_mma
     from smelt.kernel.loops import tensor_tile
 
-    usual = tensor_tile.STAGES, tensor_tile.FEW_STAGES
+    usual = tensor_tile.STAGES
     texts = {each: getattr(tile_mma, each) for each in ("INSTRUCTIONS", "TILE")}
     wide, many = gemm_simt.wide_tile, gemm_simt.MANY_COLUMNS
     compiled, flags = cuda_compile.compile_cuda, cuda_compile.FLAGS
 
     def reset() -> None:
-        tensor_tile.STAGES, tensor_tile.FEW_STAGES = usual
+        tensor_tile.STAGES = usual
         for each, text in texts.items():
             setattr(tile_mma, each, text)
         gemm_simt.wide_tile, gemm_simt.MANY_COLUMNS = wide, many
@@ -292,9 +292,8 @@ def _variants(name: str) -> Iterator[str]:
         )
         cuda_compile.FLAGS = (*flags, "--extra-device-vectorization")  # another key in the cache
 
-    def few(columns: int, stages: int) -> None:
+    def few(columns: int) -> None:
         gemm_simt.MANY_COLUMNS = 0 if columns == 32 else 1 << 30
-        tensor_tile.FEW_STAGES = stages
 
     tiles = ((256, 4), (256, 3), (128, 3), (128, 4), (128, 6), (64, 3), (64, 4))
     changes: dict[str, list[tuple[str, Callable[[], None]]]] = {
@@ -304,10 +303,7 @@ def _variants(name: str) -> Iterator[str]:
             ("256 columns, mma.sync", partial(tile, 256, 4, False)),
         ],
         "f32": [("two blocks", two_blocks)],
-        "few": [
-            (f"{columns} columns, {stages} stages", partial(few, columns, stages))
-            for columns, stages in ((16, 4), (16, 8), (32, 3), (32, 4))
-        ],
+        "few": [(f"{columns} columns", partial(few, columns)) for columns in (16, 32)],
     }
     yield "chosen"
     for what, change in changes[name]:

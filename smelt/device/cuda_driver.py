@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from functools import cache
+from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -92,7 +93,7 @@ class CudaDriver:
         self._shared: dict[int, int] = {}  # that a function may take, by its address
         self._lock = threading.RLock()  # a buffer may be freed by the garbage collector, in the middle of a call
         self._sizes: dict[int, int] = {}  # of memory, by its address
-        self._spare: dict[int, list[int]] = {}  # freed memory, by its size
+        self._spare: dict[int, list[int]] = {}  # freed memory, by its size: heaps
         self._spared = 0  # bytes of it
         self._enter()
         flags = api.CUstream_flags.CU_STREAM_NON_BLOCKING.value
@@ -202,14 +203,14 @@ class CudaDriver:
     # -- memory --
 
     def allocate(self, count: int) -> int:
-        """Freed memory of the same size comes first, the last one freed before others: calls that come again then have
-        the addresses of earlier ones, and replay their graphs. All work is on one stream, so it is in order."""
+        """Freed memory of the same size comes first, at the lowest address, whatever was freed last: calls that come again
+        then have the addresses of earlier ones, and replay their graphs. All work is on one stream, so it is in order."""
         size = -(-max(count, 1) // GRAIN) * GRAIN
         with self._lock:
             spare = self._spare.get(size)
             if spare:
                 self._spared -= size
-                return spare.pop()
+                return heappop(spare)
         self._enter()
         answer = self._cuda.cuMemAllocAsync(size, self._stream)
         if _short(answer[0]) == "OUT_OF_MEMORY" and self._release():
@@ -224,7 +225,7 @@ class CudaDriver:
             size = self._sizes[address]
             if self._spared + size <= MOST_SPARED:
                 self._spared += size
-                self._spare.setdefault(size, []).append(address)
+                heappush(self._spare.setdefault(size, []), address)
                 return
             del self._sizes[address]
         self._enter()

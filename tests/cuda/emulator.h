@@ -118,6 +118,8 @@ template <int N> static void smelt_copy_wait() {
   }
 }
 static void smelt_await() {}
+template <class W = smelt_words> static W smelt_read(const void *from) { return *(const W *)from; }
+template <class W = smelt_words> static W smelt_stream(const void *from) { return *(const W *)from; }
 #ifdef SMELT_WGMMA
 // An element of a matrix in shared memory that a descriptor names: K-major, without a swizzle or with one of 64 bytes.
 static float described(unsigned long long form, int row, int k) {

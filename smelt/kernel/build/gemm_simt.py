@@ -21,7 +21,7 @@ from smelt.kernel.loops.form import F32_F16, FEW_BF16, FEW_F32_BF16, INT8, Form
 from smelt.kernel.loops.grammar import Amount, Expr, Mma, Number, Place, Slice, add, scale, split
 from smelt.kernel.loops.nest import Index, Nest, tensor
 from smelt.kernel.loops.tensor_tile import FEW_ROWS as FEW_TENSOR_ROWS
-from smelt.kernel.loops.tensor_tile import PAD, STAGES, TENSOR, TILE_ROWS, WIDTHS, few_stage_bytes, stage_bytes
+from smelt.kernel.loops.tensor_tile import PAD, STAGES, TENSOR, TILE_ROWS, WIDTHS, stage_bytes
 from smelt.target import Target
 
 FEW_ROWS = 8  # of a block where there are few rows of f32
@@ -91,9 +91,6 @@ def _few_rows(nest: Nest, op: Op, output: Output, form: Form, here: Size) -> Non
     large = not isinstance(columns, int) or columns >= MANY_COLUMNS
     several = isinstance(rows, int) and rows > FEW_ROWS  # then each block reads many rows: better for more columns
     wide = 16 << (large + several) if width % 64 == 0 else 16
-    most = rows if isinstance(rows, int) else FEW_TENSOR_ROWS
-    while 2 * few_stage_bytes(form, most, wide) > nest.target.cache_bytes[0]:
-        wide //= 2
     with nest.loops((groups * here, ceildiv(columns, wide))) as (group, number):
         panel, share = (nest.let(each) for each in split(number, width // wide))
         before = nest.let(scale(number, wide))

@@ -42,14 +42,21 @@ from smelt.kernel.loops.grammar import (
     walk_statements,
 )
 from smelt.kernel.loops.simt import THREADS, WARP, Stage, map_to_grid, reads_from, static_extent, stores_to
-from smelt.kernel.loops.tensor_tile import ATTEND, FEW_TENSOR, TENSOR, few_columns, stage_bytes, tile_columns
+from smelt.kernel.loops.tensor_tile import (
+    ATTEND,
+    FEW_TENSOR,
+    TENSOR,
+    few_columns,
+    resident_blocks,
+    stage_bytes,
+    tile_columns,
+)
 from smelt.kernel.plan.plan import Kernel
 
 FEW_ROWS, FEW_COLUMNS = 8, (16, 32, 64)  # that `smelt_few_FORM` is for
 LANE = "smelt_lane"  # a thread's number in its group
 SMALL = 1 << 31
 AT_ONCE, MANY = 4, 1 << 20  # iterations of a thread together, where a map has many elements
-RESIDENT = 3  # blocks of attention on one multiprocessor, which hide each other's waits
 STAGED, STAGED_DYNAMIC = 16 << 10, 1024  # bytes of terms of a reduction in shared memory; terms, of a dynamic number,
 STAGED_BESIDE = 16 << 10  # beside at most this number of bytes
 BATCHES, BATCH_CODE = (8, 4), 64  # iterations of a shared loop whose loads come first; the most statements of all
@@ -127,7 +134,7 @@ class StagePrinter(Printer):
         parameters = [f"char *const b{i}" for i in self.buffers]
         parameters += [f"const i64 s{i}" for i in range(len(self.sizes))]
         parameters.append("char *const smelt_memory")
-        bounds = f"{stage.threads}, {RESIDENT}" if self.attends else str(stage.threads)
+        bounds = str(stage.threads) if self.resident == 1 else f"{stage.threads}, {self.resident}"
         head = f'extern "C" __global__ void __launch_bounds__({bounds}) {self.name}({", ".join(parameters)}) {{'
         lane = {"thread": "0", "warp": f"(int)(threadIdx.x % {WARP})", "block": "(int)threadIdx.x"}[stage.group]
         start = [f"  const int {LANE} = {lane}; (void){LANE};", "  SMELT_RELEASE();"]
@@ -152,8 +159,13 @@ class StagePrinter(Printer):
         )
 
     @property
-    def attends(self) -> bool:
-        return any(isinstance(each, Mma) and each.form in ATTEND for each in walk_statements(self.stage.body))
+    def resident(self) -> int:
+        """Blocks that a multiprocessor should have room for: they hide each other's waits."""
+        products = [each for each in walk_statements(self.stage.body) if isinstance(each, Mma)]
+        if any(each.form in ATTEND for each in products):
+            return 2
+        few = [each for each in products if each.form in FEW_TENSOR]
+        return min((resident_blocks(each) for each in few), default=1)
 
     @property
     def weights(self) -> int | None:
@@ -421,7 +433,7 @@ class StagePrinter(Printer):
             return f"{function}({LANE}, smelt_shared, {', '.join(given)});"
         if mma.form in FEW_TENSOR:
             few = [given[i] for i in (0, 1, 3, 6, 7, 9, 10, 11, 12)]
-            function = few_call(mma.form, few_columns(mma), self.stage.ring)
+            function = few_call(mma.form, few_columns(mma))
             return f"{function}({LANE}, smelt_shared, {', '.join(few)});"
         if mma.form in ATTEND:
             depth = static_extent(extent if mma.form is KEYS_BF16 else columns)

@@ -3,7 +3,7 @@
 | function | rows of a block | how |
 |---|---|---|
 | `smelt_tile_FORM` | 128 | `cp.async` fills a ring of stages in shared memory; `wgmma` on sm_90, else `mma.sync` |
-| `smelt_few_FORM` | up to 32 | `cp.async` fills a ring of each thread; weights are the left operand of `mma.sync` |
+| `smelt_few_FORM` | up to 32 | weights go from memory to registers and are the left operand of `mma.sync` |
 | `smelt_keys`, `smelt_values` | up to 8 | attention: products with keys, which warps share, and sums of values |
 
 Which steps of K share an instruction does not change their sum, so a thread takes 8 adjacent steps of one row and of
@@ -37,6 +37,18 @@ inline void smelt_copy_async(void *to, const void *from, int used) {  // 16 byte
 }
 inline void smelt_copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> inline void smelt_copy_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
+inline smelt_words smelt_stream(const void *from) {  // 16 bytes that are read once
+  smelt_words to;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+      : "=r"(to.x[0]), "=r"(to.x[1]), "=r"(to.x[2]), "=r"(to.x[3]) : "l"(from));
+  return to;
+}
+inline smelt_words smelt_read(const void *from) {  // 16 bytes, now: no compiler moves it to where they are used
+  smelt_words to;
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+      : "=r"(to.x[0]), "=r"(to.x[1]), "=r"(to.x[2]), "=r"(to.x[3]) : "l"(from) : "memory");
+  return to;
+}
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define SMELT_WGMMA 1
 inline void smelt_wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -70,112 +82,89 @@ template <class L> struct smelt_left;
 template <> struct smelt_left<ui16> {
   enum { PARTS = 1, SLABS = 2 };
   static void words(const ui16 *from, smelt_words *to) { to[0] = *(const smelt_words *)from; }
-  static void some(const ui16 *from, i64 used, smelt_words *to) {
+  static void parts(const smelt_words *raw, smelt_words *to) { to[0] = raw[0]; }
+  static void some(const ui16 *from, i64 used, smelt_words *to) {  // the first of 16 bytes
     for (int i = 0; i < 4; i++)
       to[0].x[i] = (2 * i < used ? (ui32)from[2 * i] : 0) | (2 * i + 1 < used ? (ui32)from[2 * i + 1] << 16 : 0);
   }
 };
 template <> struct smelt_left<f32> {
   enum { PARTS = 3, SLABS = 1 };
-  static void parts(const f32 *x, smelt_words *to) {
+  static void parts(const smelt_words *raw, smelt_words *to) {
     for (int i = 0; i < 4; i++) {
       ui32 even[3], odd[3];
-      smelt_split(x[2 * i], even);
-      smelt_split(x[2 * i + 1], odd);
+      smelt_split(__uint_as_float(raw[i / 2].x[i % 2 * 2]), even);
+      smelt_split(__uint_as_float(raw[i / 2].x[i % 2 * 2 + 1]), odd);
       for (int p = 0; p < 3; p++) to[p].x[i] = smelt_join(even[p], odd[p]);
     }
   }
-  static void words(const f32 *from, smelt_words *to) {
-    struct __align__(16) Four { f32 x[4]; };
-    const Four first = *(const Four *)from, second = *(const Four *)(from + 4);
-    const f32 x[8] = {first.x[0], first.x[1], first.x[2], first.x[3],
-                      second.x[0], second.x[1], second.x[2], second.x[3]};
-    parts(x, to);
-  }
-  static void some(const f32 *from, i64 used, smelt_words *to) {
-    f32 x[8];
-    for (int i = 0; i < 8; i++) x[i] = i < used ? from[i] : 0.0f;
-    parts(x, to);
+  static void words(const f32 *from, smelt_words *to) { parts((const smelt_words *)from, to); }
+  static void some(const f32 *from, i64 used, smelt_words *to) {  // the first of 16 bytes
+    for (int i = 0; i < 4; i++) to[0].x[i] = i < used ? __float_as_uint(from[i]) : 0;
   }
 };
 """
 FEW = """\
-// Every thread fetches what it multiplies itself into its own words of a ring in shared memory: no barrier is needed.
-template <int GROUPS, int TILES, int BYTES, class L> inline void smelt_few_rows(int lane, char *ring, i64 rows,
-    const L *a, i64 row, const ui16 *b, i64 line, i64 count, f32 *acc, i64 width, i64 columns) {
-  enum {
-    PARTS = smelt_left<L>::PARTS, WORDS = sizeof(L) / 2, EACH = 8 / WORDS, SLOT = 2 * TILES + GROUPS * WORDS,
-    FIT = BYTES / (256 * 16 * SLOT), STAGES = FIT < 8 ? FIT : 8
-  };
-  static_assert(STAGES > 1, "the ring is too small");
-  const int warp = lane / 32, group = lane % 32 / 4, member = lane % 4;
-  const i64 lines = (count + 7) / 8, turns = (lines + 31) / 32;
-  const bool whole = count % 8 == 0 && ((ui64)a | (ui64)(row * (i64)sizeof(L))) % 16 == 0;
+// Weights and rows go from memory to registers, DEEP turns ahead. Eight warps share K, 32 steps of each turn.
+template <int GROUPS, int TILES, int DEEP, bool WHOLE, class L> inline void smelt_few_rows(int lane, char *ring,
+    i64 rows, const L *a, i64 row, const ui16 *b, i64 line, i64 count, f32 *acc, i64 width, i64 columns) {
+  enum { PARTS = smelt_left<L>::PARTS, WORDS = sizeof(L) / 2, EACH = 8 / WORDS };
+  const int warp = lane / 32, group = lane % 32 / 4, member = lane % 4, begin = 4 * warp + member;
+  const int lines = (int)((count + 7) / 8), turns = (lines + 31) / 32;
   f32 sum[TILES][GROUPS][4] = {};
-  const auto word = [&](int stage, int i) { return ring + ((stage * SLOT + i) * 256 + lane) * 16; };
-  const auto fetch_weights = [&](int stage, i64 turn) {
-    const i64 at = 4 * (warp + 8 * turn) + member;
-    const ui16 *const from = at < lines ? b + at * line + group * 8 : b;
+  smelt_words y[DEEP][2 * TILES], x[DEEP][GROUPS][WORDS];
+  const ui16 *weights = b + begin * line + group * 8;
+  const L *left = a + group * row + 8 * begin;
+  const auto load_weights = [&](smelt_words (&to)[2 * TILES], int turn) {
+    const bool there = 32 * turn + begin < lines;
 #pragma unroll
-    for (int i = 0; i < 2 * TILES; i++) smelt_copy_async(word(stage, i), from + i * 64, at < lines ? 16 : 0);
+    for (int i = 0; i < 2 * TILES; i++) to[i] = there ? smelt_stream(weights + i * 64) : smelt_words{};
+    weights += 32 * line;
   };
-  const auto fetch_rows = [&](int stage, i64 turn) {
-    const i64 k = 8 * (4 * (warp + 8 * turn) + member);
+  const auto load_rows = [&](smelt_words (&to)[GROUPS][WORDS], int turn) {
+    const int k = 8 * (32 * turn + begin);
 #pragma unroll
     for (int g = 0; g < GROUPS; g++) {
       const bool there = 8 * g + group < rows && k < count;
-      const L *const from = there ? a + (8 * g + group) * row + k : a;
+      const L *const from = left + 8 * g * row;
 #pragma unroll
       for (int w = 0; w < WORDS; w++) {
-        char *const to = word(stage, 2 * TILES + g * WORDS + w);
-        if (whole) {
-          smelt_copy_async(to, from + w * EACH, there ? 16 : 0);
-        } else {
-          for (int i = 0; i < EACH; i++)
-            ((L *)to)[i] = there && k + w * EACH + i < count ? from[w * EACH + i] : (L)0;
-        }
+        to[g][w] = smelt_words{};
+        if (there && WHOLE) to[g][w] = smelt_read(from + w * EACH);
+        else if (there) smelt_left<L>::some(from + w * EACH, count - k - w * EACH, &to[g][w]);
       }
     }
-    smelt_copy_commit();
+    left += 256;
   };
-  const auto multiply = [&](int stage) {
-    smelt_words x[GROUPS][PARTS];
+  const auto multiply = [&](const smelt_words (&w)[2 * TILES], const smelt_words (&v)[GROUPS][WORDS]) {
 #pragma unroll
     for (int g = 0; g < GROUPS; g++) {
-      __align__(16) smelt_words raw[WORDS];
+      smelt_words z[PARTS];
+      smelt_left<L>::parts(v[g], z);
 #pragma unroll
-      for (int w = 0; w < WORDS; w++) raw[w] = *(const smelt_words *)word(stage, 2 * TILES + g * WORDS + w);
-      smelt_left<L>::words((const L *)raw, x[g]);
-    }
+      for (int t = 0; t < TILES; t++)
 #pragma unroll
-    for (int t = 0; t < TILES; t++) {
-      const smelt_words y[2] = {*(const smelt_words *)word(stage, 2 * t), *(const smelt_words *)word(stage, 2 * t + 1)};
+        for (int half = 0; half < 2; half++) {
+          const ui32 u[4] = {w[2 * t].x[2 * half], w[2 * t + 1].x[2 * half],
+                             w[2 * t].x[2 * half + 1], w[2 * t + 1].x[2 * half + 1]};
 #pragma unroll
-      for (int half = 0; half < 2; half++) {
-        const ui32 z[4] = {y[0].x[2 * half], y[1].x[2 * half], y[0].x[2 * half + 1], y[1].x[2 * half + 1]};
-#pragma unroll
-        for (int g = 0; g < GROUPS; g++)
-#pragma unroll
-          for (int p = 0; p < PARTS; p++) smelt_mma_sync(sum[t][g], z, x[g][p].x + 2 * half);
-      }
+          for (int p = 0; p < PARTS; p++) smelt_mma_sync(sum[t][g], u, z[p].x + 2 * half);
+        }
     }
   };
 #pragma unroll
-  for (int i = 0; i < STAGES - 1; i++) fetch_weights(i, i);  // which no launch writes
+  for (int i = 0; i < DEEP; i++) load_weights(y[i], i);  // which no launch writes
   smelt_await();
 #pragma unroll
-  for (int i = 0; i < STAGES - 1; i++) fetch_rows(i, i);
-  int now = 0, next = STAGES - 1;
-  for (i64 turn = 0; turn < turns; turn++) {
-    smelt_copy_wait<STAGES - 2>();
-    fetch_weights(next, turn + STAGES - 1);
-    fetch_rows(next, turn + STAGES - 1);
-    multiply(now);
-    now = now + 1 == STAGES ? 0 : now + 1;
-    next = next + 1 == STAGES ? 0 : next + 1;
-  }
-  smelt_copy_wait<0>();
-  __syncthreads();
+  for (int i = 0; i < DEEP; i++) load_rows(x[i], i);
+#pragma unroll 1
+  for (int turn = 0; turn < turns; turn += DEEP)
+#pragma unroll
+    for (int i = 0; i < DEEP; i++) {
+      multiply(y[i], x[i]);
+      load_weights(y[i], turn + DEEP + i);
+      load_rows(x[i], turn + DEEP + i);
+    }
   f32 *const part = (f32 *)ring;  // the sums of every warp, which are added in order
 #pragma unroll
   for (int t = 0; t < TILES; t++)
@@ -193,14 +182,20 @@ template <int GROUPS, int TILES, int BYTES, class L> inline void smelt_few_rows(
     f32 total = part[at];
 #pragma unroll
     for (int w = 1; w < 8; w++) total += part[w * rows * (16 * TILES) + at];
-    acc[r * width + c] = total;  // the tile of sums may begin where the ring does, with rows of the same width
+    acc[r * width + c] = total;  // the tile of sums may begin where the parts do, with rows of the same width
   }
 }
-template <int TILES, int BYTES, class L> inline void smelt_few(int lane, char *ring, i64 rows, const L *a, i64 row,
+template <int TILES, class L> inline void smelt_few(int lane, char *ring, i64 rows, const L *a, i64 row,
     const ui16 *b, i64 line, i64 count, f32 *acc, i64 width, i64 columns) {
-  if (rows <= 8) smelt_few_rows<1, TILES, BYTES>(lane, ring, rows, a, row, b, line, count, acc, width, columns);
-  else if (rows <= 16) smelt_few_rows<2, TILES, BYTES>(lane, ring, rows, a, row, b, line, count, acc, width, columns);
-  else smelt_few_rows<4, TILES, BYTES>(lane, ring, rows, a, row, b, line, count, acc, width, columns);
+  const bool whole = count % 8 == 0 && ((ui64)a | (ui64)(row * (i64)sizeof(L))) % 16 == 0;
+#define SMELT_FEW(GROUPS, DEEP, WHOLE) \\
+  smelt_few_rows<GROUPS, TILES, DEEP, WHOLE>(lane, ring, rows, a, row, b, line, count, acc, width, columns)
+  if (!whole && rows <= 8) SMELT_FEW(1, 1, false);
+  else if (!whole) SMELT_FEW(4, 1, false);
+  else if (rows <= 8) SMELT_FEW(1, TILES < 2 ? 4 : 1, true);
+  else if (rows <= 16) SMELT_FEW(2, TILES < 4 ? 2 : 1, true);
+  else SMELT_FEW(4, TILES < 4 ? 2 : 1, true);
+#undef SMELT_FEW
 }
 """
 ATTEND = """\
@@ -479,9 +474,8 @@ def tile_call(form: Form, columns: int, stages: int) -> str:
     return f"smelt_tile<{math.storage(form.left)}, {columns}, {stages}>"
 
 
-def few_call(form: Form, columns: int, ring: int) -> str:
-    """The name of the function that multiplies up to 32 rows by this number of columns, with a ring of these bytes."""
-    return f"smelt_few<{columns // 16}, {ring}, {math.storage(form.left)}>"
+def few_call(form: Form, columns: int) -> str:
+    return f"smelt_few<{columns // 16}, {math.storage(form.left)}>"
 
 
 def attend_call(form: Form, size: int) -> str:

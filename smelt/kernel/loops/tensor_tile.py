@@ -20,8 +20,8 @@ TENSOR, FEW_TENSOR = (TENSOR_BF16, TENSOR_F32_BF16), (FEW_BF16, FEW_F32_BF16)
 ATTEND = KEYS_BF16, VALUES_BF16
 TILE_ROWS, FEW_ROWS, ATTEND_ROWS = 128, 32, 8
 WIDTHS = (64, 128, 256)  # columns of a tile
-STAGES, FEW_STAGES = 4, 6  # of the ring of operands, where there is room; of few rows, where two blocks have room
-WARPS, RESERVED = 8, 1 << 10  # of a block; bytes of shared memory that each block costs beside its own
+STAGES = 4  # of the ring of operands, where there is room
+WARPS = 8  # of a block
 ALIGN = 1024  # bytes of a stage
 PAD = 8  # elements after each row of sums: neighbouring rows begin in other banks
 
@@ -34,7 +34,7 @@ def stage_bytes(form: Form, columns: int) -> int:
 
 
 def ring_bytes(mma: Mma, room: int) -> int:
-    """The bytes for operands of a product that has this number of bytes at most."""
+    """The bytes for operands or parts of the sums of a product that has this number of bytes at most."""
     if mma.form in TENSOR:
         each = stage_bytes(mma.form, tile_columns(mma))
         return min(STAGES, room // each) * each
@@ -42,15 +42,7 @@ def ring_bytes(mma: Mma, room: int) -> int:
         return 0
     if mma.form is VALUES_BF16:
         return WARPS * min(few_rows(mma), ATTEND_ROWS) * few_columns(mma) * 4
-    sums = WARPS * few_rows(mma) * few_columns(mma) * 4
-    each = few_stage_bytes(mma.form, few_rows(mma), few_columns(mma))
-    return max(min(FEW_STAGES, max(2, (room // 2 - RESERVED) // each)) * each, sums)
-
-
-def few_stage_bytes(form: Form, rows: int, columns: int) -> int:
-    """A stage of a product of few rows: each warp has 32 steps of all columns, and of 8, 16 or 32 rows."""
-    groups = next(each for each in (1, 2, 4) if rows <= 8 * each)
-    return WARPS * 64 * (columns + 8 * groups * form.left.bits // 16)
+    return WARPS * few_rows(mma) * few_columns(mma) * 4  # the sums of every warp
 
 
 def few_rows(mma: Mma) -> int:
@@ -61,6 +53,13 @@ def few_rows(mma: Mma) -> int:
         case Amount(int(rows)):
             return rows
     return FEW_ROWS
+
+
+def resident_blocks(mma: Mma) -> int:
+    """Blocks of a product of few rows on a multiprocessor, so that its registers hold what is being read."""
+    if few_rows(mma) <= 8:
+        return 3 if few_columns(mma) == 16 else 4
+    return 2
 
 
 def few_columns(mma: Mma) -> int:
