@@ -1,0 +1,130 @@
+"""One text for each mistake that the parser names: the message, and the line and column that it points at."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from smelt.errors import SmeltError
+from smelt.ir.text import parse
+
+F = "tensor<2xf32>"
+
+
+def lines(*inner: str, args: str = f"%x: {F}", end: str = "return") -> str:
+    return "\n".join([f"func.func @main({args}) {{", *(f"  {line}" for line in inner), f"  {end}", "}", ""])
+
+
+def constant(literal: str, type: str) -> str:
+    return lines(f"%0 = stablehlo.constant dense<{literal}> : {type}")
+
+
+# Text; the message; what else it says.
+WRONG: dict[str, tuple[str, str, str]] = {
+    "complex of floats": (
+        lines(f"%0 = stablehlo.complex %x, %x : {F}"), "unexpected type", "a tensor of complex numbers"),
+    "select with one type": (
+        lines(f"%0 = stablehlo.select %x, %x, %x : {F}"), "unexpected types", "the predicate's type and the result's"),
+    "a tuple of no tuple": (lines(f"%0 = stablehlo.tuple %x : {F}"), "unexpected type", "a tuple"),
+    "an attribute of an unknown type": (
+        lines(f'%0 = "stablehlo.custom_call"(%x) {{call_target_name = "a", b = 0x1 : f8}} : ({F}) -> {F}'),
+        "unknown type", "a type"),
+    "a float without a dot": (
+        lines(f'%0 = "stablehlo.custom_call"(%x) {{call_target_name = "a", b = 3 : f32}} : ({F}) -> {F}'),
+        "not a float", "a dot, or 32 bits in hexadecimal"),
+    "strings in a list": (constant('["a"]', "tensor<1xi8>"), "not an element of this type", "i8"),
+    "quantised elements": (
+        constant("1", "tensor<2x!quant.uniform<i8:f32, 0.5>>"), "a literal of quantised elements", "storage type i8"),
+    "elements of unknown size": (constant("1", "tensor<?xi8>"), "a literal needs a type of known size", "i8["),
+    "no elements": (constant("", "tensor<2xi8>"), "a literal without elements", "2 elements"),
+    "an empty axis outside": (
+        constant("[]", "tensor<0x2xi8>"), "a list cannot show the axes inside an empty one", "dense<>"),
+    "floats for complex ones": (
+        constant("[1.0, 2.0]", "tensor<2xcomplex<f32>>"), "complex elements", "(real, imaginary)"),
+    "a float for a complex one": (
+        constant("1.0", "tensor<2xcomplex<f32>>"), "a complex element", "(real, imaginary)"),
+    "too few elements": (
+        constant("[1, 2]", "tensor<3xi8>"), "another number of elements than its type", "3"),
+    "too few complex elements": (
+        constant("[(1.0, 2.0)]", "tensor<3xcomplex<f32>>"), "another number of elements than its type", "3"),
+    "an unclosed literal": (
+        "func.func @main() {\n  %0 = stablehlo.constant dense<1 : tensor<i8>\n  return\n}", "unexpected text", "':'"),
+    "a constant that is a number": (
+        lines("%0 = stablehlo.constant 3 : i32"), "unexpected attribute", "dense<…>"),
+    "padding of three": (
+        lines(f"%0 = stablehlo.convolution(%x, %x) dim_numbers = [b, f]x[o, i]->[b, f], window = {{pad = [[1, 2, 3]]}}"
+              f" : ({F}, {F}) -> {F}"), "unexpected padding", "[[low, high], …]"),
+    "a reduction that does not commute": (
+        lines(f"%0 = stablehlo.reduce(%x init: %x) applies stablehlo.subtract across dimensions = [0] : ({F}, {F})"
+              f" -> {F}"),
+        "unexpected reduction", "one commutative op"),
+    "brackets that do not match": (
+        lines(f'%0 = "stablehlo.custom_call"(%x) {{a = #foo.bar<(]>}} : ({F}) -> {F}'), "brackets do not match", ""),
+    "a bracket that is never closed": (
+        lines('%0 = "stablehlo.custom_call"(%x) {a = #foo.bar<(', end=""), "a brace is never closed", ""),
+    "two modules": ("module {\n}\nmodule {\n}\n", "several modules in one text", "one module"),
+    "a module after a function": (lines() + "module {\n}\n", "several modules in one text", "one module"),
+    "text after a module": ("module {\n}\n%x\n", "text after the module", "an alias, resources or the end"),
+    "an alias with a dot": ("#a.b = 1 : i64\n" + lines(), "an alias may not have a dot in its name", "a.b"),
+    "a module's attribute without a dialect": (
+        "module attributes {a = 1 : i32} {\n}\n", "an attribute without a dialect", "dialect.name"),
+    "a module called 3": (
+        '"builtin.module"() <{sym_name = 3 : i32}> ({\n^bb0:\n}) : () -> ()\n', "a module with this name", "a string"),
+    "a generic module without a block": (
+        '"builtin.module"() ({\n}) : () -> ()\n', "a module without a block", "^bb0:"),
+    "no return": ("func.func @main() {\n}\n", "a region without a return at its end", "return"),
+    "the wrong return": (
+        lines('%0 = "stablehlo.map"(%x) ({', "^bb0(%a: tensor<f32>):", "func.return %a : tensor<f32>",
+              f"}}) {{dimensions = array<i64: 0>}} : ({F}) -> {F}"),
+        "the wrong return for this place", "stablehlo.return"),
+    "text after a return": (
+        lines("return"), "text after a return", "'}'"),
+    "two blocks of a function": (lines("^bb1:"), "a function with several blocks", "an op"),
+    "two blocks of a region": (
+        lines('%0 = "stablehlo.map"(%x) ({', "^bb0(%a: tensor<f32>):", "%b = stablehlo.add %a, %a : tensor<f32>",
+              "^bb1:", f"}}) {{dimensions = array<i64: 0>}} : ({F}) -> {F}"),
+        "a region with several blocks", "one block"),
+    "properties of an op without": (
+        lines(f'%0 = "stablehlo.add"(%x, %x) <{{a = 1 : i32}}> : ({F}, {F}) -> {F}'), "has no properties", "a"),
+    "an attribute twice": (
+        lines(f'%0 = "stablehlo.iota"() <{{iota_dimension = 0 : i64}}> {{iota_dimension = 0 : i64}} : () -> {F}'),
+        "an attribute is given twice", "iota_dimension"),
+    "a tensor where a number is typed": (
+        lines(f'%0 = "stablehlo.iota"() {{iota_dimension = 0 : {F}}} : () -> {F}'),
+        "unexpected type", "the type of a number"),
+    "too few bounds": (
+        lines(args="%x: tensor<?x?xf32, #stablehlo.bounds<3>>"), "one bound per axis", "2 numbers or ?"),
+    "a long bound": (
+        lines(args=f"%x: tensor<?xf32, #stablehlo.bounds<{'9' * 20}>>"), "one bound per axis", "1 numbers or ?"),
+    "bounds of nothing": (
+        lines(args="%x: tensor<?xf32, #stablehlo.bounds<?>>"), "bounds that bound nothing", "leave them out"),
+    "a bound of a known size": (
+        lines(args="%x: tensor<?x3xf32, #stablehlo.bounds<3, 3>>"), "only a dynamic size has a bound", "3, 3"),
+    "an unknown element": (lines(args="%x: tensor<2xf31>"), "a tensor of this element type", "one of i1, "),
+    "storage in floats": (
+        lines(args="%x: tensor<2x!quant.uniform<f8:f32, 0.5>>"), "unexpected storage type", "i8, u8, …"),
+    "storage in bits": (
+        lines(args="%x: tensor<2x!quant.uniform<i1:f32, 0.5>>"), "quantised storage of this type", "i1"),
+    "limits the wrong way": (
+        lines(args="%x: tensor<2x!quant.uniform<i8<5:5>:f32, 0.5>>"), "storage limits out of range", "-128:127"),
+    "limits too far": (
+        lines(args="%x: tensor<2x!quant.uniform<i8<-129:5>:f32, 0.5>>"), "storage limits out of range", "-129:5"),
+    "an integer behind a quantised type": (
+        lines(args="%x: tensor<2x!quant.uniform<i8:i32, 0.5>>"), "unexpected expressed type", "a floating-point type"),
+    "scales per block": (
+        lines(args="%x: tensor<2x!quant.uniform<i8:f32:{0:1}, {0.5}>>"), "quantisation per block", "per axis"),
+    "scales along a negative axis": (
+        lines(args="%x: tensor<2x!quant.uniform<i8:f32:-1, {0.5}>>"), "a negative axis", "-1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_mistake_is_named_where_it_is(name: str) -> None:
+    text, message, more = WRONG[name]
+    with pytest.raises(SmeltError) as caught:
+        parse(text)
+    assert message in str(caught.value)
+    assert more in str(caught.value)
+    where: Any = caught.value.where
+    assert 1 <= where.line <= text.count("\n") + 1
