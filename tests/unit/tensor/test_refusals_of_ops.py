@@ -10,6 +10,7 @@ import pytest
 
 import smelt
 from smelt import TensorError
+from smelt.tensor.composite import unblock
 
 
 def made(sizes: tuple[int, ...], names: str = "", kind: Any = np.float32) -> Any:
@@ -86,6 +87,40 @@ ROWS: list[Row] = [
     ("concatenate: there is no tensor", None, lambda: smelt.concatenate([], 0)),
     ("outer: no such op 'nearly'", None, lambda: smelt.outer("nearly", V, W)),
     ("concatenate: the operands have different numbers of axes", None, lambda: smelt.concatenate([M, V], 0)),
+    ("@: the batch axes differ", "name the axes, and use .dot",
+     lambda: made((2, 5, 3, 4)) @ made((5, 4, 3))),
+    ("@: batch axis 0 has different sizes, 2 and 5", None, lambda: made((2, 3, 4)) @ made((5, 4, 3))),
+    ("conv: several batch axes, a, b", 'merge the others into one: .merge("a b", "n")',
+     lambda: made((1, 1, 2, 6, 6), "a b c y x").conv(KERNEL, "y x")),
+    ("unblock: unknown format 'q9'", None, lambda: unblock(made((2, 18), kind=np.uint8), "q9", "d")),
+    ("unblock: q4_0 has blocks of 18 bytes along the last axis", None,
+     lambda: unblock(made((2, 2, 17), kind=np.uint8), "q4_0", "d")),
+    ("from_dlpack: an object without DLPack", "smelt.tensor(data)", lambda: smelt.from_dlpack(3)),
+    ("no activation is called 'bend'", None, lambda: smelt.nn.activation("bend")),
+    ("nn.Embedding: how many rows, and of what", "nn.Embedding(v=32000, d=4096)", lambda: smelt.nn.Embedding(v=3)),
+    ("nn.LayerNorm: along which axes?", "nn.LayerNorm(d=768)", lambda: smelt.nn.LayerNorm()),
+    ("nn.LSTM: the input and the state are two axes", "i=128, h=256", lambda: smelt.nn.LSTM(h=(3, 4))),
+    ("scan: the step must return (carry, y)", "return carry, y; y may be None",
+     lambda: smelt.scan(lambda carry, x: (carry, x, x), S, V, 0)),  # type: ignore[arg-type, return-value]
+    ("scatter: unknown mode 'put'", None, lambda: V.scatter(made((2,), kind=np.int32), made((2,)), 0, how="put")),
+    ("scatter: the updates need 1 axes", None, lambda: V.scatter(made((2,), kind=np.int32), M, 0)),
+    ("chunk: into 0 chunks", "at least one", lambda: V.chunk(0, 0)),
+    ("pad: axis 0 takes (before, after)", None, lambda: V.pad({0: (1, 2, 3, 4)})),
+    ("pad: axis 0 takes (before, after)", None, lambda: V.pad({0: (1,)})),
+    ("bits: integers hold bits, not f32", None, lambda: smelt.random.bits(smelt.random.key(1), "f32[2]")),
+    ("uniform: floats, not i32", "smelt.random.integers", lambda: smelt.random.uniform(smelt.random.key(1), "i32[2]")),
+    ("uniform: not for f8E5M2", None, lambda: smelt.random.uniform(smelt.random.key(1), "f8E5M2[2]")),
+    ("integers: not for f32", '"i32[…]"', lambda: smelt.random.integers(smelt.random.key(1), "f32[2]", 0, 3)),
+    ("integers: [3, 3) is no range of i8", None,
+     lambda: smelt.random.integers(smelt.random.key(1), "i8[2]", 3, 3)),
+    ("integers: [0, 129) is no range of i8", None,
+     lambda: smelt.random.integers(smelt.random.key(1), "i8[2]", 0, 129)),
+    ("integers: [-129, 0) is no range of i8", None,
+     lambda: smelt.random.integers(smelt.random.key(1), "i8[2]", -129, 0)),
+    ("named: '1b' is not a name for an axis", None, lambda: M.named("a 1b")),
+    ("jvp: one tangent for each argument", None, lambda: smelt.jvp(lambda x: x, (V,), (V, V))),
+    ("jvp: the tangents have another structure than the arguments", None,
+     lambda: smelt.jvp(lambda x: x[0], ([V, V],), ([V],))),
 ]  # fmt: skip
 
 
