@@ -432,6 +432,67 @@ LINEAR: list[Row] = [
 ROWS = [*ELEMENTWISE, *SHAPE, *DYNAMIC, *RANDOM, *REDUCE, *INDEX, *CONVOLUTION, *LINEAR]
 
 
+FFT = "fft_type = #stablehlo<fft_type {}>, "
+SOLVE = "left_side = true, lower = true, unit_diagonal = false, transpose_a = #stablehlo<transpose {}>"
+ROWS += [
+    ("stablehlo.fft", "2xcomplex<f32>", "2xcomplex<f32>", FFT.format("FFT") + ints(fft_length=[]), "",
+     "fft_length has 1 to 3 entries (fft_c3)"),
+    ("stablehlo.fft", "2x2x2x2xcomplex<f32>", "2x2x2x2xcomplex<f32>", FFT.format("FFT") + ints(fft_length=[2] * 4), "",
+     "fft_length has 1 to 3 entries (fft_c3)"),
+    ("stablehlo.fft", "2xcomplex<f32>", "2xcomplex<f32>", FFT.format("FFT") + ints(fft_length=[2, 2]), "",
+     "fft_length has more entries than the operand dimensions (fft_c1)"),
+    ("stablehlo.fft", "2xcomplex<f32>", "2xcomplex<f32>", FFT.format("FFT") + ints(fft_length=[-1]), "",
+     "no entry of fft_length is negative"),
+    ("stablehlo.fft", "2xf32", "2xcomplex<f32>", FFT.format("IFFT") + ints(fft_length=[2]), "",
+     "IFFT takes complex numbers (fft_c2)"),
+    ("stablehlo.fft", "2xcomplex<f32>", "2xcomplex<f32>", FFT.format("RFFT") + ints(fft_length=[2]), "",
+     "RFFT takes f32 or f64 (fft_c2)"),
+    ("stablehlo.fft", "3xf32", "2xcomplex<f32>", FFT.format("RFFT") + ints(fft_length=[2]), "",
+     "the operand's last sizes must be fft_length (fft_c4)"),
+    ("stablehlo.cholesky", "2xf32", "2xf32", "lower = true", "", "a must have at least 2 dimensions (cholesky_c2)"),
+    ("stablehlo.cholesky", "2x3xf32", "2x3xf32", "lower = true", "", "the last two sizes must be equal (cholesky_c3)"),
+    ("stablehlo.triangular_solve", "2x2xf32 2x2xf32", "2x2xf32", SOLVE.format("TRANSPOSE_INVALID"), "",
+     "transpose_a is invalid (triangular_solve_i6)"),
+    ("stablehlo.triangular_solve", "2x2xf32 3x2xf32", "3x2xf32", SOLVE.format("TRANSPOSE"), "",
+     "a must fit the side of b (triangular_solve_c3)"),
+    ("stablehlo.triangular_solve", "2x3xf32 3x2xf32", "3x2xf32", SOLVE.format("TRANSPOSE"), "",
+     "a must hold square matrices (triangular_solve_c3)"),
+    ("stablehlo.triangular_solve", "4x2x2xf32 3x2x2xf32", "3x2x2xf32", SOLVE.format("TRANSPOSE"), "",
+     "a and b must have the same batch dimensions (triangular_solve_c3)"),
+    ("chlo.top_k", "f32", "f32 i32", numbers(k=1), "", "top_k needs a dimension"),
+    ("chlo.top_k", "2xcomplex<f32>", "1xcomplex<f32> 1xi32", numbers(k=1), "", "complex numbers have no order"),
+    ("chlo.top_k", "2xf32", "1xf32 1xi32", numbers(k=-1), "", "k must not be negative"),
+    ("stablehlo.dynamic_slice", "2x2xf32 i32", "1x1xf32", ints(slice_sizes=[1, 1]), "",
+     "one start index per dimension (dynamic_slice_c2)"),
+    ("stablehlo.dynamic_slice", "2xf32 1xi32", "1xf32", ints(slice_sizes=[1]), "", "a start index must be a scalar"),
+    ("stablehlo.slice", "4xf32", "1xf32", ints(start_indices=[3], limit_indices=[2], strides=[1]), "",
+     "0 <= start <= limit must hold (slice_c3)"),
+    ("stablehlo.slice", "4xf32", "1xf32", ints(start_indices=[-1], limit_indices=[2], strides=[1]), "",
+     "0 <= start <= limit must hold (slice_c3)"),
+    ("stablehlo.slice", "4xf32", "3xf32", ints(start_indices=[2], limit_indices=[5], strides=[1]), "",
+     "the limit must be inside the dimension (slice_c3)"),
+    ("stablehlo.dynamic_pad", "2xf32 f32 1xf32 1xi64 1xi64", "3xf32", "", "",
+     "operand 2 must be a list of integers of known length"),
+    ("stablehlo.dynamic_pad", "2xf32 f32 i64 1xi64 1xi64", "3xf32", "", "",
+     "operand 2 must be a list of integers of known length"),
+    ("stablehlo.dynamic_iota", "2000xi64", "3xf32", numbers(iota_dimension=0), "",
+     "no tensor has that many dimensions"),
+    ("stablehlo.collective_permute", "2xf32", "2xf32",
+     "source_target_pairs = dense<[[0, 1, 2]]> : tensor<1x3xi64>", "", "a pair has a source and a target"),
+    ("stablehlo.collective_permute", "2xf32", "2xf32",
+     "source_target_pairs = dense<[[0, 1], [0, 2]]> : tensor<2x2xi64>", "", "each source occurs once"),
+    ("stablehlo.collective_permute", "2xf32", "2xf32",
+     "source_target_pairs = dense<[[0, 1], [2, 1]]> : tensor<2x2xi64>", "", "each target occurs once"),
+    ("stablehlo.collective_permute", "2xf32", "2xf32",
+     "source_target_pairs = dense<[[0, -1]]> : tensor<1x2xi64>", "", "a target is negative"),
+    ("stablehlo.reduce_window", "2xf32 f32", "2xf32", ints(window_dimensions=[1, 1]), SUM,
+     "window_dimensions has one entry per dimension"),
+    ("stablehlo.reduce_window", "2xf32 f32", "2xf32", ints(window_dimensions=[1], window_strides=[1, 1]), SUM,
+     "window_strides has one entry per dimension"),
+    ("check.expect_almost_eq", "2xi32 2xi32", "", "", "", "only floats are almost equal"),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("name", "takes", "gives", "attrs", "regions", "message"), ROWS, ids=[f"{row[0]}-{row[-1][:48]}" for row in ROWS]
 )
