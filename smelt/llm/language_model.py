@@ -32,7 +32,7 @@ from smelt.llm.request import Answer, Request
 from smelt.llm.sample import Sampler
 from smelt.llm.stops import Stops
 from smelt.llm.stored import stored_files
-from smelt.llm.stream import AsyncRun, Run
+from smelt.llm.stream import AsyncRun, EmittedRun, Run
 from smelt.llm.tokenizer import Detokenizer, Tokenizer
 from smelt.llm.tools import convention_of, parse_calls
 
@@ -126,6 +126,10 @@ class LanguageModel:
     def stream_async(self, prompt: Prompt, **options: Any) -> AsyncRun:
         """The same for coroutines: `async for piece in …`."""
         return AsyncRun(self._engine, self._requests(prompt, options))
+
+    def stream_to(self, prompt: Prompt, **options: Any) -> EmittedRun:
+        """The same for a function that is called with each piece: `.start(emit)`."""
+        return EmittedRun(self._engine, self._requests(prompt, options))
 
     def chat(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Any] | None = None, **options: Any

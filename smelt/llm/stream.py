@@ -1,4 +1,5 @@
-"""What comes out of requests while the engine works: `Run` for threads, `AsyncRun` for coroutines.
+"""What comes out of requests while the engine works: `Run` for threads, `AsyncRun` for coroutines, `EmittedRun` for
+the engine's own thread.
 
 Iterate over `Piece`s. Leaving the loop, `close`, an exception in the waiting thread (Ctrl-C) or a cancelled task ends
 the requests between steps.
@@ -7,7 +8,7 @@ the requests between steps.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -46,6 +47,19 @@ class _Requests:
     def _answer(self) -> Answer:
         first, *others = (request.answer() for request in self._requests)
         return replace(first, alternatives=tuple(others))
+
+
+class EmittedRun(_Requests):
+    """The same for a caller who takes pieces as they are made, on the engine's thread."""
+
+    def start(self, emit: Callable[[Piece | None], None]) -> None:
+        """Begin. `emit` gets the pieces of the first answer, and None at its end; it must not wait."""
+        self._requests[0].emit = emit
+        self._engine.submit(*self._requests)
+
+    @property
+    def error(self) -> BaseException | None:
+        return self._requests[0].error
 
 
 class Run(_Requests):

@@ -394,40 +394,55 @@ async def _events(
     runs: Sequence[Generation], form: Form, head: Mapping[str, Any], usage: bool
 ) -> AsyncGenerator[bytes, None]:
     """Server-sent events of several answers as their tokens come; an error is the last event."""
-    queue: asyncio.Queue[tuple[int, Token | BaseException | None]] = asyncio.Queue()
-
-    async def follow(index: int, run: Generation) -> None:
-        try:
-            async for piece in run:
-                queue.put_nowait((index, piece))
-            queue.put_nowait((index, None))
-        except Exception as error:
-            queue.put_nowait((index, error))
 
     def event(choices: list[dict[str, Any]], **more: Any) -> bytes:
         return b"data: " + _dump({**head, "object": form.chunk, "choices": choices, **more}) + b"\n\n"
 
+    for i in range(len(runs)):
+        opening = form.first(i)
+        if opening is not None:
+            yield event([opening])
+    try:
+        async for index, token in _interleave(runs):
+            if token is None:
+                yield event([form.last(index, runs[index])])
+            elif not form.held:
+                yield event([form.piece(index, token, runs[index])])
+    except Exception as error:
+        failed = error if isinstance(error, SmeltError) else RequestError("the answer failed inside the server")
+        yield b"data: " + openai_problem(failed).body + b"\n\n"
+        return
+    if usage:
+        yield event([], usage=usage_of(runs))
+    yield b"data: [DONE]\n\n"
+
+
+async def _interleave(runs: Sequence[Generation]) -> AsyncGenerator[tuple[int, Token | None], None]:
+    """The tokens of answers as they come, each with the index of its answer; None where one has ended."""
+    if len(runs) == 1:  # without a task for each
+        async for token in runs[0]:
+            yield 0, token
+        yield 0, None
+        return
+    queue: asyncio.Queue[tuple[int, Token | Exception | None]] = asyncio.Queue()
+
+    async def follow(index: int, run: Generation) -> None:
+        try:
+            async for token in run:
+                queue.put_nowait((index, token))
+            queue.put_nowait((index, None))
+        except Exception as error:
+            queue.put_nowait((index, error))
+
     tasks = [asyncio.create_task(follow(i, run)) for i, run in enumerate(runs)]
     try:
-        for i in range(len(runs)):
-            opening = form.first(i)
-            if opening is not None:
-                yield event([opening])
         left = len(runs)
         while left:
             index, item = await queue.get()
-            if item is None:
-                left -= 1
-                yield event([form.last(index, runs[index])])
-            elif isinstance(item, BaseException):
-                failed = item if isinstance(item, SmeltError) else RequestError("the answer failed inside the server")
-                yield b"data: " + openai_problem(failed).body + b"\n\n"
-                return
-            elif not form.held:
-                yield event([form.piece(index, item, runs[index])])
-        if usage:
-            yield event([], usage=usage_of(runs))
-        yield b"data: [DONE]\n\n"
+            if isinstance(item, Exception):
+                raise item
+            left -= item is None
+            yield index, item
     finally:
         for task in tasks:
             task.cancel()

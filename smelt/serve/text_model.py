@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -17,8 +18,8 @@ import numpy as np
 
 from smelt.dtype import Array
 from smelt.errors import ParseError, UnsupportedError
-from smelt.llm import CrossEncoder, EmbeddingModel, LanguageModel
-from smelt.llm.stream import AsyncRun
+from smelt.llm import CrossEncoder, EmbeddingModel, LanguageModel, Piece
+from smelt.llm.stream import EmittedRun
 
 CHAT, EMBEDDING, RANKING = "chat", "embedding", "ranking"
 
@@ -152,9 +153,13 @@ class LocalTexts(TextModel):
         return Scores(logits.tolist(), tokens)
 
     async def generate(self, prompt: Sequence[int], options: Mapping[str, Any], said: bool) -> TextRun:
+        return _LocalRun(await self.prepare(prompt, options, said))
+
+    async def prepare(self, prompt: Sequence[int], options: Mapping[str, Any], said: bool) -> Emitted:
+        """An answer that has not begun. Mistakes in the options are raised here."""
         model = self._of(LanguageModel)
-        run: AsyncRun = await asyncio.to_thread(model.stream_async, list(prompt), **options)
-        return _LocalRun(model, run, options.get("logprobs") is not None, said)
+        run: EmittedRun = await asyncio.to_thread(model.stream_to, list(prompt), **options)
+        return Emitted(model, run, options.get("logprobs") is not None, said)
 
     def _of(self, kind: type) -> Any:
         if not isinstance(self._model, kind):
@@ -179,26 +184,68 @@ class LocalTexts(TextModel):
         self._model.close()
 
 
-class _LocalRun(TextRun):
-    def __init__(self, model: LanguageModel, run: AsyncRun, names: bool, says: bool) -> None:
-        self._model, self._run, self._names, self._says = model, run, names, says
+class Emitted:
+    """An answer whose tokens are given to a function, on the engine's thread."""
 
-    async def __aiter__(self) -> AsyncGenerator[Token, None]:
-        ids = []
-        async for piece in self._run:
-            ids.append(piece.token)
-            choice = piece.choice
-            if self._names:
-                top = [(self._name(token), logprob) for token, logprob in choice.top]
-                yield Token(piece.token, piece.text, self._name(piece.token), choice.logprob, top)
-            else:
-                yield Token(piece.token, piece.text)
-        self.finish = self._run.finish
-        if self._says:
-            self.said = self._model.tokenizer.decode(ids, special=True)
+    def __init__(self, model: LanguageModel, run: EmittedRun, names: bool, says: bool) -> None:
+        self._model, self._run, self._names, self._says = model, run, names, says
+        self._ids: list[int] = []
+
+    def start(self, emit: Callable[[Token | None], None]) -> None:
+        """Begin. `emit` gets tokens, and None at the end."""
+
+        def take(piece: Piece | None) -> None:
+            emit(None if piece is None else self._token(piece))
+
+        self._run.start(take)
+
+    def _token(self, piece: Piece) -> Token:
+        self._ids.append(piece.token)
+        if not self._names:
+            return Token(piece.token, piece.text)
+        top = [(self._name(token), logprob) for token, logprob in piece.choice.top]
+        return Token(piece.token, piece.text, self._name(piece.token), piece.choice.logprob, top)
 
     def _name(self, token: int) -> str:
         return self._model.tokenizer.decode([token], special=True)
+
+    @property
+    def error(self) -> BaseException | None:
+        return self._run.error
+
+    @property
+    def finish(self) -> str:
+        return self._run.finish
+
+    @property
+    def said(self) -> str:
+        return self._model.tokenizer.decode(self._ids, special=True) if self._says else ""
+
+    def cancel(self) -> None:
+        self._run.cancel()
+
+
+class _LocalRun(TextRun):
+    def __init__(self, run: Emitted) -> None:
+        self._run = run
+
+    async def __aiter__(self) -> AsyncGenerator[Token, None]:
+        loop = asyncio.get_running_loop()
+        tokens: asyncio.Queue[Token | None] = asyncio.Queue()
+
+        def emit(token: Token | None) -> None:
+            with suppress(RuntimeError):  # the loop is closed: no one waits
+                loop.call_soon_threadsafe(tokens.put_nowait, token)
+
+        try:
+            self._run.start(emit)
+            while (token := await tokens.get()) is not None:
+                yield token
+            if self._run.error is not None:
+                raise self._run.error
+            self.finish, self.said = self._run.finish, self._run.said
+        finally:
+            self.cancel()
 
     def cancel(self) -> None:
         self._run.cancel()

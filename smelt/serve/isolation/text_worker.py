@@ -6,17 +6,19 @@ The loop is made before the worker gives up its rights, since it needs a pair of
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import selectors
+import threading
+from queue import SimpleQueue
 from typing import Any
 
 from smelt.errors import SmeltError
 from smelt.serve.isolation.channel import ClosedError
 from smelt.serve.isolation.packets import Answered, Ask, Begun, Event, Finished, Packets, Said, Wrong, to_raw
-from smelt.serve.text_model import LocalTexts
+from smelt.serve.text_model import Emitted, LocalTexts, Token
 
 METHODS = ("prompt", "encode", "decode", "embed", "score")
+MOST_EVENTS = 256  # of a packet
 MOST_TEXT = 4000  # characters of a part of an error
 
 
@@ -32,17 +34,21 @@ def record_error(error: BaseException) -> dict[str, str]:
 
 
 class TextWorker:
-    """Everything runs on the loop; the engine and the tokenizer in threads."""
+    """Requests run on the loop, the tokenizer in threads. Tokens go from the engine's thread to one that sends."""
 
     def __init__(self, texts: LocalTexts, packets: Packets, loop: asyncio.AbstractEventLoop) -> None:
         self._texts, self._packets, self._loop = texts, packets, loop
-        self._running: dict[int, asyncio.Task[None]] = {}
-        self._events: list[Event] = []  # since the last packet
+        self._running: dict[int, asyncio.Task[None] | Emitted] = {}  # what can be cancelled
+        self._events: SimpleQueue[Event | None] = SimpleQueue()
 
     def run(self) -> None:
-        """Answer until the server is gone."""
+        """Answer until the server is gone, or the loop is stopped."""
+        sending = threading.Thread(target=self._send, name="smelt-events", daemon=True)
+        sending.start()
         self._loop.add_reader(self._packets.socket.fileno(), self._hear)
         self._loop.run_forever()
+        self._events.put(None)
+        sending.join()
 
     def _hear(self) -> None:
         try:
@@ -51,9 +57,13 @@ class TextWorker:
             os._exit(0)
         if isinstance(said, Ask):
             task = self._running[said.number] = self._loop.create_task(self._answer(said))
-            task.add_done_callback(lambda _: self._running.pop(said.number))
+            task.add_done_callback(lambda _: self._forget(said.number, task))
         elif said.number in self._running:
             self._running[said.number].cancel()
+
+    def _forget(self, number: int, done: asyncio.Task[None] | Emitted) -> None:
+        if self._running.get(number) is done:
+            del self._running[number]
 
     async def _answer(self, asked: Ask) -> None:
         try:
@@ -62,32 +72,37 @@ class TextWorker:
             else:
                 assert asked.method in METHODS, asked.method
                 result = await getattr(self._texts, asked.method)(**asked.given)
-                self._say(Answered(asked.number, to_raw(result)))
+                self._events.put(Answered(asked.number, to_raw(result)))
         except asyncio.CancelledError:
             pass  # no one waits
         except Exception as error:
-            self._say(Wrong(asked.number, record_error(error)))
+            self._events.put(Wrong(asked.number, record_error(error)))
 
     async def _generate(self, number: int, **given: Any) -> None:
-        run = await self._texts.generate(**given)
-        self._say(Begun(number))
-        try:
-            async with contextlib.aclosing(aiter(run)) as tokens:
-                async for token in tokens:
-                    self._say(Said(number, token))
-        finally:
-            run.cancel()
-        self._say(Finished(number, run.finish, run.said))
+        run = self._running[number] = await self._texts.prepare(**given)
 
-    def _say(self, event: Event) -> None:
-        """One packet for all that the answers of a step say."""
-        if not self._events:
-            self._loop.call_soon(self._flush)
-        self._events.append(event)
+        def emit(token: Token | None) -> None:
+            if token is not None:
+                self._events.put(Said(number, token))
+                return
+            self._loop.call_soon_threadsafe(self._forget, number, run)
+            if run.error is not None:
+                self._events.put(Wrong(number, record_error(run.error)))
+            else:
+                self._events.put(Finished(number, run.finish, run.said))
 
-    def _flush(self) -> None:
-        events, self._events = self._events, []
-        try:
-            self._packets.send(events)
-        except ClosedError:
-            os._exit(0)
+        self._events.put(Begun(number))
+        run.start(emit)
+
+    def _send(self) -> None:
+        """One packet for all that the answers of a step say: they are there before this thread has its turn."""
+        while (event := self._events.get()) is not None:
+            events = [event]
+            while len(events) < MOST_EVENTS and not self._events.empty():
+                if (event := self._events.get()) is None:
+                    return
+                events.append(event)
+            try:
+                self._packets.send(events)
+            except ClosedError:
+                os._exit(0)
