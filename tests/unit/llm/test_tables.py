@@ -203,6 +203,17 @@ def test_unknown_fields_and_families() -> None:
     assert {row.name for row in BY_GGUF.values()} == set(FAMILIES) - {"mistral", "mixtral"}
 
 
+def test_fields_that_say_nothing_in_a_family() -> None:
+    assert config_of("gemma3", attn_logit_softcapping=50.0) == config_of("gemma3")
+    assert config_of("gemma2", hidden_act="silu") == config_of("gemma2")
+    assert config_of("gemma2", attn_logit_softcapping=7.0).softcap == 7.0
+    assert config_of("gemma3", final_logit_softcapping=7.0).final_softcap == 7.0
+    for field in ("attn_logit_softcapping", "final_logit_softcapping"):
+        with pytest.raises(UnsupportedError, match="fields that may change") as caught:
+            config_of("llama", **{field: 7.0})
+        assert caught.value.got == f"{field}=7.0"
+
+
 def test_tokens_that_end_a_text() -> None:
     assert token_ids(3) == (3,)
     assert token_ids([3, None, 5, True]) == (3, 5)
