@@ -4,7 +4,7 @@
     few        few rows by bf16 weights in several variants: bytes per second
     spike      a map, a reduction, GEMVs of f32: bytes per second
     overhead   the time of a call of a small program
-    overlap    a chain of GEMVs with and without dependent launch: the time, and what its graph's edges are
+    overlap    a chain of GEMVs with and without dependent launch
     models     digits.onnx and small models: the same bits as on the processor, or how far off
     networks   every ONNX file of --models: time of a call, time of its kernels, difference from the processor
     stablehlo  the StableHLO programs of --suites through the native engine on `cuda`
@@ -19,12 +19,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,8 @@ from smelt.device.gpu_program import GpuBound
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("gemm", "few", "spike", "overhead", "overlap", "models", "networks", "stablehlo", "onnx")
 REPEATS = 20
+# By rows: columns of a block, turns of K that a thread reads ahead, blocks of a multiprocessor.
+FEW_VARIANTS = {1: ((16, 4, 2), (32, 2, 3), (32, 2, 2), (32, 4, 2)), 32: ((16, 1, 2), (32, 2, 1), (16, 2, 1))}
 
 
 # ---- measuring ----
@@ -209,40 +210,16 @@ def overlap(options: argparse.Namespace) -> dict[str, Any]:
     for on in (False, True):
         host_plan.OVERLAP = on
         made = NativeEngine(device.target()).compile(parse(text)).prepare(weights)
-        edges: Counter[str] = Counter()
-        with _count_edges(driver, edges):
-            last = [made(x)[0] for _ in range(4)][-1]
+        last = [made(x)[0] for _ in range(4)][-1]
         digests.add(last.numpy().tobytes())
         first = driver.event()
         for _ in range(REPEATS):
             last = made(x)[0]
         second = driver.event()
         seconds = driver.seconds(first, second) / REPEATS
-        found["dependent" if on else "in order"] = {"seconds": seconds, "edges": dict(edges)}
+        found["dependent" if on else "in order"] = {"seconds": seconds}
     host_plan.OVERLAP = False
     return {**found, "same bits": len(digests) == 1}
-
-
-@contextmanager
-def _count_edges(driver: Any, found: Counter[str]) -> Iterator[None]:
-    """Count the kinds of edges of the graphs that are made inside."""
-    api = getattr(driver, "_cuda", None)
-    if api is None:
-        yield
-        return
-    plain = api.cuGraphInstantiate
-
-    def instantiate(graph: Any, *more: Any) -> Any:
-        *_, count = api.cuGraphGetEdges(graph)
-        _, _, _, data, _ = api.cuGraphGetEdges(graph, count)
-        found.update(str(api.CUgraphDependencyType(each.type).name) for each in data)
-        return plain(graph, *more)
-
-    api.cuGraphInstantiate = instantiate
-    try:
-        yield
-    finally:
-        api.cuGraphInstantiate = plain
 
 
 def _platform() -> Any:
@@ -265,16 +242,17 @@ def _variants(name: str) -> Iterator[str]:
     """What smelt chooses, then other sizes and instructions, each as a change of the modules that decide."""
     from smelt.device import cuda_compile
     from smelt.kernel.build import gemm_simt
-    from smelt.kernel.emit import tile_mma
+    from smelt.kernel.emit import kernel_cuda, tile_mma
     from smelt.kernel.loops import tensor_tile
 
-    usual = tensor_tile.STAGES
-    texts = {each: getattr(tile_mma, each) for each in ("INSTRUCTIONS", "TILE")}
+    printer: Any = kernel_cuda
+    usual, resident_blocks = tensor_tile.STAGES, printer.resident_blocks
+    texts = {each: getattr(tile_mma, each) for each in ("INSTRUCTIONS", "TILE", "FEW")}
     wide, many = gemm_simt.wide_tile, gemm_simt.MANY_COLUMNS
     compiled, flags = cuda_compile.compile_cuda, cuda_compile.FLAGS
 
     def reset() -> None:
-        tensor_tile.STAGES = usual
+        tensor_tile.STAGES, printer.resident_blocks = usual, resident_blocks
         for each, text in texts.items():
             setattr(tile_mma, each, text)
         gemm_simt.wide_tile, gemm_simt.MANY_COLUMNS = wide, many
@@ -292,8 +270,10 @@ def _variants(name: str) -> Iterator[str]:
         )
         cuda_compile.FLAGS = (*flags, "--extra-device-vectorization")  # another key in the cache
 
-    def few(columns: int) -> None:
+    def few(columns: int, deep: int, resident: int) -> None:
         gemm_simt.MANY_COLUMNS = 0 if columns == 32 else 1 << 30
+        tile_mma.FEW = re.sub(r"SMELT_FEW\((\d), [^,]*, true\)", rf"SMELT_FEW(\1, {deep}, true)", tile_mma.FEW)
+        printer.resident_blocks = lambda _: resident
 
     tiles = ((256, 4), (256, 3), (128, 3), (128, 4), (128, 6), (64, 3), (64, 4))
     changes: dict[str, list[tuple[str, Callable[[], None]]]] = {
@@ -303,7 +283,13 @@ def _variants(name: str) -> Iterator[str]:
             ("256 columns, mma.sync", partial(tile, 256, 4, False)),
         ],
         "f32": [("two blocks", two_blocks)],
-        "few": [(f"{columns} columns", partial(few, columns)) for columns in (16, 32)],
+        **{
+            f"few {rows}": [
+                (f"{columns} columns, {deep} deep, {resident} resident", partial(few, columns, deep, resident))
+                for columns, deep, resident in tried
+            ]
+            for rows, tried in FEW_VARIANTS.items()
+        },
     }
     yield "chosen"
     for what, change in changes[name]:
@@ -337,12 +323,15 @@ def _flops(side: int, element: str, peer: float | None) -> dict[str, Any]:
 def few(options: argparse.Namespace) -> dict[str, Any]:
     """Few rows by bf16 weights, as in decoding: bytes of the weights per second."""
     found: dict[str, Any] = {}
-    shapes = [(4096, 4096), (4096, 14336), (14336, 4096), (4096, 1024), (4096, 128256)]
-    for depth, columns in [(a // options.smaller, b // options.smaller) for a, b in shapes]:
-        for rows in (1, 8, 32):
-            for what in _variants("few") if columns < 100_000 and rows != 8 else ("chosen",):
+    for depth, columns in ((4096, 14336), (14336, 4096)):
+        depth, columns = depth // options.smaller, columns // options.smaller
+        w = random((depth, columns), "bf16")
+        for rows in (1, 32):
+            x = random((rows, depth), "bf16")
+            want = x.astype(np.float32) @ w.astype(np.float32)
+            for what in _variants(f"few {rows}"):
                 try:
-                    timed = _dot(rows, depth, columns, "bf16")
+                    timed = kernel_seconds(dot_text(rows, depth, columns, "bf16"), x, {"w": w}, want)
                     timed["bytes_per_second"] = 2 * depth * columns / timed["least"]
                 except Exception as error:
                     timed = {"error": f"{type(error).__name__}: {error}"[:400]}
