@@ -200,7 +200,8 @@ def multiply(
         lines = nest.let(scale(block, form.block // form.k_pack))
         with panels_here.all(nest) if few else panels_here.each(nest) as (begin, panel, columns):
             b = panel_slice(nest, op, (Number(0) if shared else group, panel, lines), extent, columns)
-            with row_tiles(nest, used, height) as ((part, parts), above, tall):
+            whole = few and isinstance(used, Amount)  # so little work that its estimate must not count a loop
+            with row_tiles(nest, used, height, whole=whole) as ((part, parts), above, tall):
                 a = row_slice(nest, op, lhs, (group, add(first, above), done), (tall, extent))
                 sums = columns.sums(tile, add(begin, above), tall)
                 nest.emit(Mma(sums, a, b, form, accumulate=block, prefetch=Share(part, parts)))
@@ -216,8 +217,13 @@ def chunk_bounds(nest: Nest, number: Expr, count: Size, parts: Size) -> tuple[Ex
 
 
 @contextmanager
-def row_tiles(nest: Nest, rows: Expr, most: Size) -> Iterator[tuple[tuple[Expr, Expr], Expr, Expr]]:
-    """A loop over nearly equal tiles of at most `most` rows: ((number, count), first row, rows)."""
+def row_tiles(
+    nest: Nest, rows: Expr, most: Size, *, whole: bool = False
+) -> Iterator[tuple[tuple[Expr, Expr], Expr, Expr]]:
+    """A loop over nearly equal tiles of at most `most` rows: ((number, count), first row, rows). `whole`: only one."""
+    if whole:
+        yield (Number(0), Number(1)), Number(0), rows
+        return
     parts = nest.let(Quotient(nest.let(add(rows, most - 1)), most))
     with nest.loop(parts, "ordered") as part:
         first, after = (
@@ -266,7 +272,7 @@ class Panels(Frozen):
     """Panels that rows pass together, from `first` on. Each has `room` rows of a tile of sums."""
 
     first: Expr
-    count: Expr | None  # None: one, without a loop
+    count: int | Expr | None  # None: one, without a loop
     room: int
     width: int
     columns: Size  # of the whole result
@@ -285,7 +291,7 @@ class Panels(Frozen):
         first = nest.let(scale(number, together))
         whole = isinstance(count, int) and count % together == 0
         left = Number(together) if whole else nest.let(add(count, scale(first, -1)))
-        here = left if whole else nest.let(nest.apply("minimum", Number(together), left, dtype=i64))
+        here = together if whole else nest.let(nest.apply("minimum", Number(together), left, dtype=i64))
         return Panels(first, here, room, width, columns, element)
 
     @contextmanager
@@ -305,7 +311,8 @@ class Panels(Frozen):
         """All of them at once."""
         assert self.count is not None
         last = Columns.of(nest, nest.let(add(self.first, self.count, -1)), self.width, self.columns, self.element)
-        yield Number(0), self.first, last.replace(panels=self.count, room=self.room)
+        count = Number(self.count) if isinstance(self.count, int) else self.count
+        yield Number(0), self.first, last.replace(panels=count, room=self.room)
 
 
 # ---- addresses of operands ----

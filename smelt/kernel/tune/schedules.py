@@ -16,12 +16,12 @@ from smelt.dim import Size, evaluate, symbols
 from smelt.frozen import Frozen
 from smelt.target import TileShape
 
-DEFAULT_CALL_ROWS = 96  # rows of one micro-kernel call
+DEFAULT_CALL_ROWS = 192  # rows of one micro-kernel call: fewer, larger calls have fewer incomplete register tiles
 ROWS = 12  # the same where the schedule is fixed
 MIN_CHUNKS = 8  # chunks of work that should exist to spread over cores
 DYNAMIC = 64  # the value that a symbol of a dynamic dimension is assumed to have
 DYNAMIC_ROWS, DYNAMIC_PATCHES = 192, 64  # row blocks where the number of rows or patches is dynamic
-CALL_ROWS = (12, 24, 48, 96)  # candidates
+CALL_ROWS = (12, 24, 48, 96, 192)  # candidates
 PIXEL_BLOCK = 96  # pixels of a long image row that share one pass over a K-block
 MAX_PATCHES = 128  # Winograd patches whose sums fit on a stack
 ROW_BLOCKS = (12, 24, 36, 48, 72, 96, 144, 192, 288, 384, 576, 768)  # candidates
