@@ -130,7 +130,7 @@ def open_model(sizes: Sizes, device: str, most: int) -> LanguageModel:
     checkpoint = Checkpoint(Path("random"), "folder", read, weights, dict.fromkeys(weights, bf16))
     context = max(1024, most * 4 * PAGE)  # one sequence never has it: this is the room of the cache
     model = load_checkpoint(checkpoint, device, "pjrt", context, "bf16", sequences=most)
-    model._engine.pool.reserve(4 * most + 4)
+    model._engine.pool.reserve(model._engine.pool.pages.limit)
     return model
 
 
@@ -283,7 +283,7 @@ def measure_step(model: LanguageModel, slots: SlotPrograms, batch: int, count: i
 
 def model_bytes(model: LanguageModel) -> int:
     """Bytes of the weights that a step reads: all but the table of embeddings."""
-    buffers = _step(model)._placed.buffers
+    buffers = _step(model).placed.buffers
     return sum(buffer.nbytes for name, buffer in buffers.items() if name != "embed.weight")
 
 
@@ -292,7 +292,7 @@ def _step(model: LanguageModel) -> Any:
 
 
 def _slots(model: LanguageModel) -> SlotPrograms:
-    found: SlotPrograms = _step(model)._slots
+    found: SlotPrograms = _step(model).slots
     return found
 
 
@@ -304,7 +304,7 @@ def _compiled_with(model: LanguageModel, given: str) -> Iterator[SlotPrograms]:
     client = platform.engine.client
     before = client.options
     client.options = {**before, **dict([given.split("=", 1)])}
-    made = SlotPrograms(step._placed, model.config, platform, step.precision)
+    made = SlotPrograms(step.placed, model.config, platform, step.precision)
     try:
         yield made
     finally:

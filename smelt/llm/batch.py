@@ -106,8 +106,8 @@ class Stepping(Protocol):
     @property
     def platform(self) -> str: ...
 
-    def most(self, pages: int) -> int:
-        """Tokens that a step may read, of sequences with up to a number of pages."""
+    def most(self, pages: int, sequences: int) -> int:
+        """Tokens that a step may read, of a number of sequences with up to a number of pages each."""
         ...
 
     def run(self, batch: Batch, pools: Pools, tokens: Any = None) -> tuple[Rows, Pools]:
@@ -115,8 +115,14 @@ class Stepping(Protocol):
         that another step picked, stand for the batch's."""
         ...
 
-    def begin_run(self, requests: Sequence[Generating], pools: Pools) -> Decoding | None:
-        """A run of steps of requests from their last tokens on; None where steps read pages."""
+    def begin_run(self, requests: Sequence[Generating], pools: Pools, spare: int | None) -> Decoding | None:
+        """A run of steps of requests from their last tokens on, within a number of bytes where that is limited; None
+        where steps read pages."""
+        ...
+
+    @property
+    def free_memory(self) -> int | None:
+        """Bytes that a device with its own memory has left; None in host memory."""
         ...
 
     def put(self, array: Array) -> Any:

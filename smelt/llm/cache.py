@@ -1,7 +1,7 @@
 """The KV cache of all sequences: one pool of pages per layer for keys and one for values, and who has which page.
 
-`Pool.pages` (`pages.Pages`) gives pages out; the arrays grow with the pages that were ever used, up to the limit. A
-step takes the arrays and gives them back (`take`, `give`).
+`Pool.pages` (`pages.Pages`) gives pages out; the arrays grow with the pages that were ever used, up to the limit, in
+host memory. A step takes the arrays and gives them back (`take`, `give`).
 """
 
 from __future__ import annotations
@@ -24,12 +24,20 @@ class Pool:
     """Pages with their arrays; `put` brings an array to where steps compute."""
 
     def __init__(
-        self, config: Config, put: Callable[[Array], Any], limit: int, salt: bytes = b"", copies: bool = False
+        self,
+        config: Config,
+        put: Callable[[Array], Any],
+        limit: int,
+        salt: bytes = b"",
+        copies: bool = False,
+        grows: bool = True,
     ) -> None:
-        """`copies`: steps compute on arrays in host memory, where a page is easily copied."""
+        """`copies`: steps compute on arrays in host memory, where a page is easily copied. `grows`: the arrays grow
+        with their use; otherwise they have all pages from the first step on, and programs of one size."""
         self.pages = Pages(limit, salt, config.window, copies)
         self._config = config
         self._put = put
+        self._smallest = SMALLEST if grows else limit
         self._capacity = 0
         self._arrays: Pools | None = []
 
@@ -48,7 +56,7 @@ class Pool:
         if self._arrays is None:  # a step failed and took them along
             self._arrays, self._capacity = [], 0
         if self.pages.used > self._capacity or not self._arrays:
-            self._grow(min(self.pages.limit, max(SMALLEST, 2 * self._capacity, self.pages.used)))
+            self._grow(min(self.pages.limit, max(self._smallest, 2 * self._capacity, self.pages.used)))
         arrays, self._arrays = self._arrays, None
         for source, target in self.pages.take_copies():
             for pair in arrays:

@@ -13,7 +13,7 @@ from smelt.ir.blocks import Block, check_precision
 from smelt.llm import checkpoint as files
 from smelt.llm import step_cache
 from smelt.llm.batch import CHUNK, Stepping
-from smelt.llm.cache import Pool
+from smelt.llm.cache import Pool, page_bytes
 from smelt.llm.checkpoint import Checkpoint
 from smelt.llm.config import PAGE
 from smelt.llm.engine import SEQUENCES, Engine
@@ -66,10 +66,12 @@ def load_checkpoint(
         check_memory(found.path.name, found.config, wanted, weights, 0, limit)
     step = _make_step(found, device, engine, precision)
     work = 0 if limit is None else step.memory(CHUNK, sequences, sequences, -(-wanted // PAGE))
-    pages = plan_pages(found.path.name, found.config, wanted, weights, work, limit)
+    free = step.free_memory
+    pages = plan_pages(found.path.name, found.config, wanted, weights, work, limit, free)
     salt = str(found.path.resolve()).encode()
-    pool = Pool(found.config, step.put, pages, salt, copies=isinstance(step, NativeStep))
-    return LanguageModel(found, step, Engine(step, pool, sequences), wanted)
+    pool = Pool(found.config, step.put, pages, salt, copies=isinstance(step, NativeStep), grows=free is None)
+    spare = None if limit is None else limit - weights - work - pages * page_bytes(found.config)
+    return LanguageModel(found, step, Engine(step, pool, sequences, spare), wanted)
 
 
 def _is_native(device: str, engine: str) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from smelt.buffer import HostBuffer
 from smelt.dtype import Array
 from smelt.engine_api import Platform
 from smelt.ir.core import Program
@@ -88,11 +89,17 @@ class SlotPrograms:
 
     def fill(self, pools: Pools, table: Array, begin: Array, end: Array) -> Pools:
         """Slots with the content of pages."""
-        return [self._fill(keys, values, table, begin, end) for keys, values in pools]
+        given = self._put(table, begin, end)
+        return [self._fill(keys, values, *given) for keys, values in pools]
 
     def save(self, pools: Pools, caches: Pools, page: Array, slot: Array, number: Array) -> Pools:
         """Pools with pages written from slots."""
-        return [self._save(*pool, *cache, page, slot, number) for pool, cache in zip(pools, caches, strict=True)]
+        given = self._put(page, slot, number)
+        return [self._save(*pool, *cache, *given) for pool, cache in zip(pools, caches, strict=True)]
+
+    def _put(self, *arrays: Array) -> list[Any]:
+        """Arrays on the device, for the calls of all layers."""
+        return [self._platform.put(HostBuffer.of(each)) for each in arrays]
 
     def close(self) -> None:
         steps = [self.__dict__[name] for name in ("greedy", "drawing") if name in self.__dict__]  # those that are there

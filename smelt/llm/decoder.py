@@ -22,7 +22,7 @@ from smelt.llm.config import Config, Layer, Rope
 from smelt.llm.draw import Draw, draw_tokens
 from smelt.llm.layers import Formats, Linear, Matrix, Norm
 from smelt.llm.moe import Mixture
-from smelt.llm.paged import paged_attention, write_pages
+from smelt.llm.paged import paged_attention, sequence_attention, write_pages
 from smelt.llm.slots import slot_attention, write_slots
 from smelt.tensor import nn
 from smelt.tensor.core import Tensor
@@ -74,10 +74,23 @@ class Places:
 
 
 @dataclass(frozen=True, slots=True)
+class OnePlace:
+    """`Places` where all tokens are of one sequence."""
+
+    pages: Tensor  # i32[m]
+    position: Tensor  # i32[s]
+    page: Tensor  # i32[s]
+    place: Tensor  # i32[s]
+
+
+@dataclass(frozen=True, slots=True)
 class Slots:
     """One new token for each sequence, each with a cache of its own."""
 
     position: Tensor  # i32[s]
+
+
+AnyPlaces = Places | OnePlace | Slots
 
 
 def turn(x: Tensor, rope: Rope, positions: Tensor) -> Tensor:
@@ -119,7 +132,7 @@ class Attention(Model):
         sizes = config.heads, config.kv_heads, config.head_size
         self._attend = paged_attention(*sizes, config.scale, config.softcap, layer.window, config.cache)
 
-    def __call__(self, x: Tensor, cache: Cache, places: Places | Slots) -> tuple[Tensor, Cache]:
+    def __call__(self, x: Tensor, cache: Cache, places: AnyPlaces) -> tuple[Tensor, Cache]:
         config, layer = self._config, self._layer
         wide, narrow, same = self._project(x)
         q = wide.split("e", h=config.heads, k=None)
@@ -136,7 +149,11 @@ class Attention(Model):
             keys, values = (
                 write_pages(old, each, places.page, places.place) for old, each in zip(cache, new, strict=True)
             )
-            y = self._attend(q, keys, values, places.table, places.sequence, places.position)
+            if isinstance(places, Places):
+                y = self._attend(q, keys, values, places.table, places.sequence, places.position)
+            else:
+                numbers = config.scale, config.softcap, layer.window or 0
+                y = sequence_attention(q, keys, values, places.pages, places.position, *numbers)
         return self.o(y.merge("h k", "e")), (keys, values)
 
     def _project(self, x: Tensor) -> Sequence[Tensor]:
@@ -197,7 +214,7 @@ class Block(Model):
             self.mlp = Mixture(config, layer.experts, f"{path}.mlp", formats)
         self.after_mlp = Norm(config, "d", config.d) if config.post_norms else None
 
-    def __call__(self, x: Tensor, cache: Cache, places: Places | Slots) -> tuple[Tensor, Cache]:
+    def __call__(self, x: Tensor, cache: Cache, places: AnyPlaces) -> tuple[Tensor, Cache]:
         y, cache = self.attn(self.before_attn(x), cache, places)
         x = x + (y if self.after_attn is None else self.after_attn(y))
         y = self.mlp(self.before_mlp(x))
@@ -232,11 +249,14 @@ class Decoder(Model):
     ) -> Stepped:
         """`tokens` i32[s] with their `Places`; `pools` are the pages of each layer's keys and values; `rows` i32[r] are
         those of the tokens whose logits are wanted."""
-        x, after = self._layers(tokens, pools, Places(table, sequence, position, page, place))
+        return self._step(tokens, pools, Places(table, sequence, position, page, place), rows)
+
+    def _step(self, tokens: Tensor, pools: list[Cache], places: AnyPlaces, rows: Tensor) -> Stepped:
+        x, after = self._layers(tokens, pools, places)
         states = self.norm(x.take(rows, "s"))
         return Stepped(self._logits(states), states, after)
 
-    def _layers(self, tokens: Tensor, caches: list[Cache], places: Places | Slots) -> tuple[Tensor, list[Cache]]:
+    def _layers(self, tokens: Tensor, caches: list[Cache], places: AnyPlaces) -> tuple[Tensor, list[Cache]]:
         """States [s, d] before the last norm, and the caches with the new keys and values."""
         config = self._config
         x = self.embed.take(tokens, "v")
@@ -267,8 +287,20 @@ class Decoder(Model):
         rows: Tensor,
     ) -> Picked:
         """`step` for a device with its own memory: the likeliest tokens are all that a greedy request fetches."""
-        logits, states, after = self.step(tokens, pools, table, sequence, position, page, place, rows)
-        return Picked(argmax(logits, "v").to(i32), logits.max("v"), logits, states, after)
+        return _pick(self.step(tokens, pools, table, sequence, position, page, place, rows))
+
+    def read_step(
+        self,
+        tokens: Tensor,
+        pools: list[Cache],
+        pages: Tensor,
+        position: Tensor,
+        page: Tensor,
+        place: Tensor,
+        rows: Tensor,
+    ) -> Picked:
+        """The same for tokens of one sequence."""
+        return _pick(self._step(tokens, pools, OnePlace(pages, position, page, place), rows))
 
     def decode_step(self, tokens: Tensor, caches: list[Cache], position: Tensor) -> Decoded:
         """The likeliest tokens after `tokens` i32[s], which are at `position` i32[s] of their sequences. What it gives
@@ -286,3 +318,7 @@ class Decoder(Model):
         logits = self._logits(self.norm(x))
         is_finite = logits.max("v").abs() < math.inf  # a NaN is no less
         return Decoded(where(is_finite, pick(logits), -1), logits, after, position + 1)
+
+
+def _pick(made: Stepped) -> Picked:
+    return Picked(argmax(made.logits, "v").to(i32), made.logits.max("v"), *made)

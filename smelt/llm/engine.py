@@ -43,8 +43,10 @@ class Launched:
 class Engine:
     """A step, a pool and a scheduler. The thread starts with the first request."""
 
-    def __init__(self, step: Stepping, pool: Pool, sequences: int = SEQUENCES) -> None:
+    def __init__(self, step: Stepping, pool: Pool, sequences: int = SEQUENCES, spare: int | None = None) -> None:
+        """`spare`: bytes that runs may take besides weights and pool, where memory is limited."""
         self.pool = pool
+        self._spare = spare
         self.scheduler = Scheduler(pool.pages, step.most, sequences)
         self.steps = 0
         self._step = step
@@ -198,7 +200,7 @@ class Engine:
             return None
         pools = self.pool.take()
         self.pool.give(pools)
-        return self._step.begin_run(requests, pools)
+        return self._step.begin_run(requests, pools, self._spare)
 
     def _run_on(self, parts: list[Part], run: Decoding) -> None:
         """Steps of a run until another plan is needed; then their keys and values are in pages."""

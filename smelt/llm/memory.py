@@ -39,11 +39,17 @@ def check_sequences(sequences: int) -> None:
         )
 
 
-def plan_pages(name: str, config: Config, context: int, weights: int, work: int, limit: int | None) -> int:
-    """How many pages the cache may have. `weights` and `work` (of a step) are bytes, as is the limit."""
+def plan_pages(
+    name: str, config: Config, context: int, weights: int, work: int, limit: int | None, free: int | None = None
+) -> int:
+    """How many pages the cache may have. `weights` and `work` (of a step) are bytes, as is the limit; `free` are those
+    that a device has left beside the weights, of which half is for what decodes."""
     whole, each = _pages(config, context), page_bytes(config)
+    if free is not None:
+        check_memory(name, config, context, weights, work, weights + free)
     if limit is None:
-        return max(whole, min(CONTEXTS * whole, (machine_memory() // 2 - weights) // each))
+        room = machine_memory() // 2 - weights if free is None else free // 2
+        return max(whole, min(CONTEXTS * whole, room // each))
     check_memory(name, config, context, weights, work, limit)
     return max(whole, min(CONTEXTS * whole, (limit - weights - work) // each))
 

@@ -31,7 +31,7 @@ class NativeStep:
         self.platform = platform
         self._close = close or executable.close
 
-    def most(self, pages: int) -> int:
+    def most(self, pages: int, sequences: int) -> int:
         return CHUNK
 
     def run(self, batch: Batch, pools: Pools, tokens: None = None) -> tuple[HostRows, Pools]:
@@ -40,7 +40,9 @@ class NativeStep:
         logits, states, *after = self.executable(batch.tokens, *flat, *places)
         return HostRows(logits, states), list(zip(after[::2], after[1::2], strict=True))
 
-    def begin_run(self, requests: Sequence[Generating], pools: Pools) -> None:
+    free_memory = None
+
+    def begin_run(self, requests: Sequence[Generating], pools: Pools, spare: int | None) -> None:
         return None
 
     def put(self, array: Array) -> Array:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 from smelt.dtype import DType, f32, i32
 from smelt.ir.attributes import ScatterDims
@@ -65,6 +66,39 @@ def write_pages(pool: Tensor, new: Tensor, page: Tensor, place: Tensor) -> Tenso
     return emit("scatter", pool, wide, updates, names=pool.axes, regions=(region,), scatter_dimension_numbers=dims)
 
 
+def sequence_attention(
+    q: Tensor, keys: Tensor, values: Tensor, pages: Tensor, position: Tensor, scale: float, softcap: float, window: int
+) -> Tensor:
+    """The same for queries f32[s, h, k] of one sequence, whose `pages` i32[m] XLA gathers once for all of them."""
+    q = q.split("h", g=keys.size("g"), r=None)
+    k, v = (el.cast(each.take(pages, "p"), f32) for each in (keys, values))
+    k, v = (each.transpose("g", "m", "o", "k").merge("m o", "t") for each in (k, v))
+    seen = _sees(position, k.size("t"), window)
+    weights = _weigh(_score(q, k, scale, softcap), seen)
+    found = weights.dot(el.where(el.cast(seen, i32).max("s") > 0, v, 0.0), "t")
+    return found.transpose("s", "g", "r", "k").merge("g r", "h")
+
+
+def _score(q: Tensor, k: Tensor, scale: float, softcap: float) -> Tensor:
+    scores = q.dot(k, "k") * scale
+    return (scores * (1 / softcap)).tanh() * softcap if softcap else scores
+
+
+def _sees(position: Tensor, keys: Any, window: int) -> Tensor:
+    """Which keys a query at a position sees, [s, t]."""
+    behind = el.outer("-", position, arange(keys, "t", i32))  # how far a key is behind its query
+    return (behind >= 0) & (behind < window) if window else behind >= 0
+
+
+def _weigh(scores: Tensor, seen: Tensor) -> Tensor:
+    """Softmax over the keys that a query sees; zeros where it sees none."""
+    scores = el.where(seen, scores, -math.inf)
+    top = el.where(scores.max("t") > -math.inf, scores.max("t"), 0.0)
+    powers = (scores - top).exp()
+    total = powers.sum("t")
+    return powers / el.where(total > 0, total, 1.0)
+
+
 @lru_cache
 def _decomposition(
     heads: int, kv_heads: int, depth: int, scale: float, softcap: float, window: int, cache: DType
@@ -76,20 +110,9 @@ def _decomposition(
         k, v = (el.cast(each.take(pages, "p"), f32) for each in (keys, values))  # [s, m, …]
         k, v = (each.transpose("s", "m", "o", "g", "k").merge("m o", "t") for each in (k, v))
         q = q.split("h", g=kv_heads, r=None)
-        scores = q.dot(k, "k") * scale
-        if softcap:
-            scores = (scores * (1 / softcap)).tanh() * softcap
-        behind = el.outer("-", position, arange(k.size("t"), "t", i32))  # how far a key is behind its query
-        seen = behind >= 0
-        if window:
-            seen = seen & (behind < window)
-        scores = el.where(seen, scores, -math.inf)
-        # A query that sees no key gives zeros.
-        top = el.where(scores.max("t") > -math.inf, scores.max("t"), 0.0)
-        powers = (scores - top).exp()
-        total = powers.sum("t")
-        weights = powers / el.where(total > 0, total, 1.0)
-        found = weights.dot(el.where(seen, v, 0.0), "t")
+        scores = _score(q, k, scale, softcap)
+        seen = _sees(position, k.size("t"), window)
+        found = _weigh(scores, seen).dot(el.where(seen, v, 0.0), "t")
         return found.transpose("s", "g", "r", "k").merge("g r", "h").to(f32)
 
     texts = (f"f32[s=S, h={heads}, k={depth}]", keys_of, values_of, "i32[b=B, m=M]", "i32[s=S]", "i32[s=S]")

@@ -40,9 +40,10 @@ class Part:
 
 
 class Scheduler:
-    """`most(pages)`: tokens that a step may read, of sequences with up to `pages` pages; `sequences` run at once."""
+    """`most(pages, count)`: tokens that a step may read, of `count` sequences with up to `pages` pages each;
+    `sequences` run at once."""
 
-    def __init__(self, pages: Pages, most: Callable[[int], int], sequences: int) -> None:
+    def __init__(self, pages: Pages, most: Callable[[int, int], int], sequences: int) -> None:
         self.pages = pages
         self.waiting: list[Request] = []
         self.running: list[Request] = []  # in the order of their numbers
@@ -123,7 +124,7 @@ class Scheduler:
 
     def _count_left(self, parts: list[Part]) -> int:
         longest = max((_pages(len(each.tokens)) for each in self.running), default=1)
-        return max(0, self._most(longest) - sum(part.count for part in parts))
+        return max(0, self._most(longest, len(self.running)) - sum(part.count for part in parts))
 
     def _generating(self) -> list[Part]:
         """One token for each sequence that generates, oldest first; the youngest ones give way where pages lack."""
@@ -171,7 +172,7 @@ class Scheduler:
     def _count_needed(self, request: Request) -> int:
         """Pages that a request holds at most until its next token is there."""
         count = len(request.tokens) + 1
-        return self.pages.count_needed(count, self._most(_pages(count)))
+        return self.pages.count_needed(count, self._most(_pages(count), 1))
 
     def _give_back(self, request: Request) -> None:
         if request.sequence is not None:

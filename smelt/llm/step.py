@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -27,14 +26,12 @@ from smelt.engine.store import store_build, store_program
 from smelt.engine_api import Placing, Platform
 from smelt.ir.core import Program
 from smelt.llm import step_cache
-from smelt.llm.batch import CHUNK, Batch, Generating, HostRows, Pools, Rows, Stepping
+from smelt.llm.batch import CHUNK, Batch, Decoding, Generating, HostRows, Pools, Rows, Stepping
 from smelt.llm.checkpoint import Checkpoint
 from smelt.llm.config import PAGE, Config
-from smelt.llm.decode import LEAST_ROOM, DecodeRun, SlotPrograms
 from smelt.llm.decoder import Decoder, Picked
 from smelt.llm.native_step import NativeStep, bind_step
 from smelt.llm.paged import pool_texts
-from smelt.llm.placed import Placed, place_weights
 from smelt.run.executable import NativeExecutable
 from smelt.tensor.instantiate import instantiate
 from smelt.tensor.jit.compile import compile
@@ -42,7 +39,6 @@ from smelt.tensor.jit.executable import Executable
 
 GATHERED = {"cpu": 1 << 28}  # bytes of keys and values that an engine without a paged kernel may gather for a step
 GATHERED_ON_DEVICE = 1 << 32
-SHARE = 0.8  # of a device's free memory, that slots may take
 
 
 def make_step(checkpoint: Checkpoint, device: str, engine: str, precision: str) -> Stepping:
@@ -57,22 +53,15 @@ def make_step(checkpoint: Checkpoint, device: str, engine: str, precision: str) 
         gc.collect()
         return bind_step(executable, checkpoint, precision, str(platform))
     if isinstance(platform.engine, PjrtEngine) and precision != "q8":
-        return _make_xla_step(checkpoint, platform, precision)
+        from smelt.llm.xla_step import make_xla_step
+
+        return make_xla_step(checkpoint, platform, precision)
     bound = compile_step(checkpoint, platform, precision).prepare(checkpoint.weights)
     checkpoint.weights.release()  # the engine has them packed
     compiled = bound.compiled
     if isinstance(compiled, NativeExecutable) and not isinstance(platform.engine, Placing):
         return NativeStep(compiled, precision, str(platform), bound.close)
     return Step(bound, checkpoint.config, precision)
-
-
-def _make_xla_step(checkpoint: Checkpoint, platform: Platform[Program], precision: str) -> Step:
-    """Steps over pages and over slots, which share their weights."""
-    placed = place_weights(checkpoint, platform, precision)
-    held = replace(checkpoint, weights=placed.shapes, formats=placed.formats)
-    bound = compile_step(held, platform, precision).prepare(placed.buffers)
-    slots = SlotPrograms(placed, checkpoint.config, platform, precision)
-    return Step(bound, checkpoint.config, precision, slots, placed)
 
 
 def build_step(checkpoint: Checkpoint, precision: str) -> Build:
@@ -92,19 +81,22 @@ def store_step(checkpoint: Checkpoint, precision: str, bound: Arrays | None, tar
     return store_program(step_program(checkpoint, precision), find_device().target(), bound, targets)
 
 
-def compile_step(checkpoint: Checkpoint, platform: Platform[Program], precision: str) -> Executable[..., Any]:
-    """The step without its weights."""
+def compile_step(
+    checkpoint: Checkpoint, platform: Platform[Program], precision: str, of_one: bool = False
+) -> Executable[..., Any]:
+    """The step without its weights; `of_one` for tokens of one sequence."""
     config = checkpoint.config
     model = instantiate(Decoder, checkpoint.weights, strict=True, config=config, formats=checkpoint.formats)
+    step: Any = model.pick_step if isinstance(platform.engine, Placing) else model.step
     return compile(
-        model.pick_step if isinstance(platform.engine, Placing) else model.step,
+        model.read_step if of_one else step,
         "i32[s=S]",
         [pool_texts(config.kv_heads, config.head_size, config.cache)] * len(config.layers),
-        "i32[b=B, m=M]",
-        *("i32[s=S]", "i32[s=S]", "i32[s=S]", "i32[s=S]", "i32[r=R]"),
+        *(("i32[m=M]",) if of_one else ("i32[b=B, m=M]", "i32[s=S]")),
+        *("i32[s=S]", "i32[s=S]", "i32[s=S]", "i32[r=R]"),
         platform=platform,
         donate="pools",
-        facts=("P >= 1", "B >= 1", "M >= 1", "S >= 1", "R >= 1"),
+        facts=("P >= 1", "M >= 1", "S >= 1", "R >= 1", *(() if of_one else ("B >= 1",))),
         precision=precision,
     )
 
@@ -142,14 +134,7 @@ class DeviceRows:
 class Step:
     """A step on an engine that has its own memory, or interprets."""
 
-    def __init__(
-        self,
-        bound: Executable[..., Any],
-        config: Config,
-        precision: str,
-        slots: SlotPrograms | None = None,
-        placed: Placed | None = None,
-    ) -> None:
+    def __init__(self, bound: Executable[..., Any], config: Config, precision: str) -> None:
         self.precision = precision
         self.platform = str(bound.platform)
         self._config = config
@@ -158,12 +143,10 @@ class Step:
         self._paged = bound.platform.engine.name == "native"
         self._picks = isinstance(bound.platform.engine, Placing)  # results stay in its memory
         self._put = bound.platform.put
-        self._slots, self._placed = slots, placed
-        self._engine = bound.platform.engine
         self._gathered = GATHERED.get(bound.platform.device.partition(":")[0], GATHERED_ON_DEVICE)
 
-    def most(self, pages: int) -> int:
-        """Tokens that a step may read, of sequences with up to a number of pages."""
+    def most(self, pages: int, sequences: int) -> int:
+        """Tokens that a step may read, of a number of sequences with up to a number of pages each."""
         if self._paged:
             return CHUNK
         config = self._config
@@ -177,17 +160,12 @@ class Step:
         rows = DeviceRows(made) if self._picks else HostRows(made.logits.numpy(), made.states.numpy())
         return rows, made.pools
 
-    def begin_run(self, requests: Sequence[Generating], pools: Pools) -> DecodeRun | None:
-        """A run in slots, where they fit into the device's memory."""
-        if self._slots is None:
-            return None
-        needed = self._slots.nbytes(len(requests), max(len(each.tokens) for each in requests) + LEAST_ROOM)
-        return DecodeRun(self._slots, requests, pools) if needed <= self._room() else None
+    def begin_run(self, requests: Sequence[Generating], pools: Pools, spare: int | None) -> Decoding | None:
+        return None
 
-    def _room(self) -> int:
-        """Bytes that slots may take: a part of the device's free memory, where that is known."""
-        free = self._engine.free_memory() if isinstance(self._engine, PjrtEngine) else None
-        return self._gathered if free is None else int(SHARE * free)
+    @property
+    def free_memory(self) -> int | None:
+        return None
 
     def put(self, array: Array) -> Any:
         """An array where steps compute."""
@@ -199,7 +177,3 @@ class Step:
 
     def close(self) -> None:
         self._bound.close()
-        if self._slots is not None:
-            self._slots.close()
-        if self._placed is not None:
-            self._placed.close()

@@ -1,5 +1,6 @@
 """The engine of language models over a step in NumPy whose cache holds the tokens themselves: random arrivals, cancels,
-deadlines, preemptions, NaN logits and steps that fail, with and without steps that follow before tokens are read.
+deadlines, preemptions, NaN logits and steps that fail, with and without steps that follow before tokens are read, and
+runs of steps over slots.
 
 The next token is a hash of all tokens that a query sees, so an answer with anything of another request in it is wrong.
 """
@@ -22,6 +23,8 @@ from smelt.errors import RunError
 from smelt.llm.batch import Batch, Pools
 from smelt.llm.cache import Pool
 from smelt.llm.config import PAGE, Config, Layer
+from smelt.llm.decode import DecodeRun
+from smelt.llm.decoder import Decoded
 from smelt.llm.engine import Engine
 from smelt.llm.request import Request
 from smelt.llm.sample import Sampler, Sampling
@@ -71,7 +74,8 @@ class HashStep:
     picks: bool
     meanwhile: Callable[[], None]
     fails: Callable[[], str]  # "launch", "read" or nothing
-    most: Callable[[int], int] = lambda _: 64
+    runs: bool = False
+    most: Callable[[int, int], int] = lambda *_: 64
     precision: str = "f32"
     platform: str = "cpu"
     followed: int = 0
@@ -103,8 +107,10 @@ class HashStep:
         found: Array = keys[page, 0, 0, at % PAGE]
         return found
 
-    def begin_run(self, requests: Sequence[Any], pools: Pools) -> None:
-        return None
+    free_memory = None
+
+    def begin_run(self, requests: Sequence[Any], pools: Pools, spare: int | None) -> Any:
+        return DecodeRun(HashSlots(self), requests, pools) if self.runs else None  # type: ignore[arg-type]
 
     def put(self, array: Array) -> Array:
         return array
@@ -113,6 +119,67 @@ class HashStep:
         return 0
 
     def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Fetched:
+    """A result of a step in a run."""
+
+    array: Array
+    failed: bool
+
+    def copy_to_host(self) -> None: ...
+
+    def numpy(self) -> Array:
+        if self.failed:
+            raise RunError("the device failed")
+        return self.array
+
+
+@dataclass(slots=True)
+class HashSlots:
+    """The programs of a run, in NumPy: tokens and positions of each slot, [s, t]."""
+
+    step: HashStep
+    vocabulary: int = TOKENS
+    begun: int = 0
+
+    def fill(self, pools: Pools, table: Array, begin: Array, end: Array) -> list[Array]:
+        ((keys, values),) = pools
+        place = np.arange(table.shape[1] * PAGE)
+        seen = (begin[:, None] <= place) & (place < end[:, None])
+        slots = [each[table].reshape(len(table), -1) for each in (keys, values)]
+        return [np.where(seen, each, 0) for each in slots]
+
+    def greedy(self, given: Any, caches: list[Array], position: Array) -> Decoded:
+        self.step.meanwhile()
+        self.step.followed += self.begun > 0
+        self.begun += 1
+        tokens = given.array if isinstance(given, Fetched) else given
+        keys, values = caches
+        best = np.full(len(tokens), -1, np.int32)
+        for slot, (token, last) in enumerate(zip(tokens, position, strict=True)):
+            if last >= keys.shape[1]:
+                continue
+            keys[slot, last], values[slot, last] = token, last
+            first = 0 if self.step.window is None else max(0, last - self.step.window + 1)
+            np.testing.assert_array_equal(values[slot, first : last + 1], np.arange(first, last + 1))
+            found = next_token(keys[slot, first : last + 1])
+            best[slot] = -1 if found is None else found
+        failure = "read" if keys is self.step.lost else self.step.fails()
+        if failure:
+            self.step.lost = keys
+        if failure == "launch":
+            raise RunError("the step failed")
+        logits = np.full((len(tokens), TOKENS), np.nan, np.float32)
+        return Decoded(Fetched(best, failure == "read"), Fetched(logits, False), caches, position + 1)
+
+    def save(self, pools: Pools, caches: list[Array], page: Array, slot: Array, number: Array) -> Pools:
+        ((keys, values),) = pools
+        for at, owner, i in zip(page, slot, number, strict=True):
+            if at >= 0:
+                keys[at, 0, 0], values[at, 0, :, 0] = (each[owner, i * PAGE : (i + 1) * PAGE] for each in caches)
+        return pools
 
 
 def expect(prompt: Sequence[int], most: int, window: int | None) -> tuple[list[int], str]:
@@ -129,10 +196,10 @@ def expect(prompt: Sequence[int], most: int, window: int | None) -> tuple[list[i
     return made, "length"
 
 
-def draw_most(dice: Random) -> Callable[[int], int]:
+def draw_most(dice: Random) -> Callable[[int, int], int]:
     """How many tokens a step reads."""
     count = dice.choice((1, 5, 70, 200))
-    return lambda _: count
+    return lambda *_: count
 
 
 @dataclass
@@ -142,6 +209,7 @@ class Play:
     dice: Random
     window: int | None
     picks: bool
+    runs: bool
     failing: float
     every: list[Request] = field(default_factory=list)
     failures: int = 0
@@ -149,7 +217,7 @@ class Play:
     def run(self) -> HashStep:
         dice = self.dice
         config = Config("toy", (Layer(None, self.window),), 1, 1, 1, 1, 1, TOKENS, 400, 1e-5, "silu", 1.0)
-        step = HashStep(self.window, self.picks, self.change, self.fail)
+        step = HashStep(self.window, self.picks, self.change, self.fail, self.runs)
         self.engine = engine = Engine(step, Pool(config, step.put, dice.randrange(7, 12), copies=True), 6)
         engine._thread = threading.current_thread()  # so that steps follow
         self.stems = [[dice.randrange(TOKENS) for _ in range(200)] for _ in range(2)]
@@ -187,12 +255,12 @@ class Play:
 
 
 @pytest.mark.parametrize("window", [None, 100])
-@pytest.mark.parametrize("picks", [False, True])
-def test_answers_are_those_of_each_request_alone(window: int | None, picks: bool, seed: int) -> None:
+@pytest.mark.parametrize(("picks", "runs"), [(False, False), (True, False), (True, True)])
+def test_answers_are_those_of_each_request_alone(window: int | None, picks: bool, runs: bool, seed: int) -> None:
     dice = Random(seed)
     followed = failures = preempted = cached = 0
     for number in range(60):
-        play = Play(dice, window, picks, 0.02 if number % 2 else 0.0)
+        play = Play(dice, window, picks, runs, 0.02 if number % 2 else 0.0)
         followed += play.run().followed
         failures += play.failures
         preempted += play.engine.scheduler.preempted

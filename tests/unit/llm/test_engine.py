@@ -103,7 +103,7 @@ def test_a_device_decodes_in_runs_that_end_where_others_wait(folder: Path, monke
         assert [each.ids for each in pair[0]] == [each.ids for each in pair[1]]
         assert pair[0][0].ids != slow[0][:9]
         begun.clear()
-        monkeypatch.setattr(step, "_gathered", 0)  # there is no room for slots
+        monkeypatch.setattr(loaded._engine, "_spare", 0)  # there is no room for slots
         assert answer() == slow
         assert not any(begun)
         monkeypatch.undo()

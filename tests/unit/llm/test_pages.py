@@ -186,7 +186,7 @@ def advance(scheduler: Scheduler) -> list[tuple[int, int]]:
 
 
 def test_sequences_that_generate_go_first_and_prompts_are_read_in_chunks() -> None:
-    scheduler = Scheduler(Pages(64), lambda pages: 100, 4)
+    scheduler = Scheduler(Pages(64), lambda pages, sequences: 100, 4)
     scheduler.add(request(50))
     assert advance(scheduler) == [(1, 50)]
     scheduler.add(request(250))
@@ -197,7 +197,7 @@ def test_sequences_that_generate_go_first_and_prompts_are_read_in_chunks() -> No
 
 
 def test_clients_are_served_alike() -> None:
-    scheduler = Scheduler(Pages(64), lambda pages: 40, 1)
+    scheduler = Scheduler(Pages(64), lambda pages, sequences: 40, 1)
     for client in ("ann", "ann", "ann", "bob"):
         scheduler.add(request(30, 1, client))
     order = [advance(scheduler)[0][0] for _ in range(4)]
@@ -207,7 +207,7 @@ def test_clients_are_served_alike() -> None:
 @pytest.mark.parametrize("name", ["bob", "eve"])
 def test_a_client_does_not_make_up_for_the_time_when_it_asked_for_nothing(name: str) -> None:
     """Bob asked before, Eve did not; both find their turn after Ann's long use as one who always asked."""
-    scheduler = Scheduler(Pages(64), lambda pages: 40, 1)
+    scheduler = Scheduler(Pages(64), lambda pages, sequences: 40, 1)
     for client in ("bob", *["ann"] * 9):
         scheduler.add(request(30, 1, client))
     for _ in range(8):
@@ -223,7 +223,7 @@ def test_a_client_does_not_make_up_for_the_time_when_it_asked_for_nothing(name: 
 
 
 def test_the_youngest_gives_way_and_all_come_to_an_end() -> None:
-    scheduler = Scheduler(Pages(4), lambda pages: 200, 8)
+    scheduler = Scheduler(Pages(4), lambda pages, sequences: 200, 8)
     requests = [request(60, 100), request(61, 100), request(62, 100)]
     for each in requests:
         scheduler.add(each)
@@ -237,7 +237,7 @@ def test_the_youngest_gives_way_and_all_come_to_an_end() -> None:
 
 
 def test_windows_let_long_sequences_run_together() -> None:
-    scheduler = Scheduler(Pages(12, window=PAGE), lambda pages: 100, 8)
+    scheduler = Scheduler(Pages(12, window=PAGE), lambda pages, sequences: 100, 8)
     requests = [request(600, 300), request(10, 500)]
     for each in requests:
         scheduler.add(each)
@@ -250,7 +250,7 @@ def test_windows_let_long_sequences_run_together() -> None:
 
 
 def test_alternatives_wait_for_the_prompt() -> None:
-    scheduler = Scheduler(Pages(64), lambda pages: 100, 4)
+    scheduler = Scheduler(Pages(64), lambda pages, sequences: 100, 4)
     first, second = request(150, 2), request(150, 2)
     second.after = first
     scheduler.add(first)
