@@ -138,7 +138,11 @@ class Sampler:
         if self.is_simple and np.isfinite(logits[best := int(logits.argmax())]):  # a NaN is argmax's greatest
             return Choice(best)
         if not np.isfinite(logits.max()):
-            raise RunError(f"the model gave no numbers for position {position}", got="NaN in the logits")
+            raise RunError(
+                f"the model gave no numbers for position {position}",
+                got="NaN in the logits",
+                remedy="check its weights for NaN and infinity",
+            )
         sampling = self.sampling
         scores = self._adjust(logits.astype(np.float64))
         if self._allowed is not None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from smelt.buffer import HostBuffer
 from smelt.bundle.stored import StoredModel
+from smelt.callable_package import call_later
 from smelt.device.api import Arrays
 from smelt.device.registry import find_device
 from smelt.dtype import Array
@@ -37,6 +38,7 @@ from smelt.tensor.instantiate import instantiate
 from smelt.tensor.jit.compile import compile
 from smelt.tensor.jit.executable import Executable
 
+make_xla_step = call_later("smelt.llm.xla_step", "make_xla_step")  # which is made of what is here
 GATHERED = {"cpu": 1 << 28}  # bytes of keys and values that an engine without a paged kernel may gather for a step
 GATHERED_ON_DEVICE = 1 << 32
 
@@ -53,9 +55,8 @@ def make_step(checkpoint: Checkpoint, device: str, engine: str, precision: str) 
         gc.collect()
         return bind_step(executable, checkpoint, precision, str(platform))
     if isinstance(platform.engine, PjrtEngine) and precision != "q8":
-        from smelt.llm.xla_step import make_xla_step
-
-        return make_xla_step(checkpoint, platform, precision)
+        made: Stepping = make_xla_step(checkpoint, platform, precision)
+        return made
     bound = compile_step(checkpoint, platform, precision).prepare(checkpoint.weights)
     checkpoint.weights.release()  # the engine has them packed
     compiled = bound.compiled

@@ -78,8 +78,8 @@ def draw(dice: Random, vocabulary: int) -> list[Asked]:
     return asked
 
 
-def always(count: int) -> Callable[[int], int]:
-    return lambda pages: count
+def always(count: int) -> Callable[[int, int], int]:
+    return lambda *_: count
 
 
 def engine_of(model: LanguageModel, pages: int) -> Engine:

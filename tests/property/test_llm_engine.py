@@ -266,7 +266,7 @@ def test_answers_are_those_of_each_request_alone(window: int | None, picks: bool
         preempted += play.engine.scheduler.preempted
         pages = play.engine.pool.pages
         assert (pages.held, pages.available) == (0, pages.limit)
-        errors = {id(request.error) for request in play.every if "failed" in str(request.error)}
+        errors = {id(request.error) for request in play.every if "failed" in getattr(request.error, "message", "")}
         assert len(errors) <= play.failures, "a step that failed does not make others fail"
         for request in play.every:
             want, finish = expect(request.tokens[: request.prompt], request.most, window)
