@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from smelt.dtype import DTYPES, DType, integer_range
 from smelt.errors import SmeltError
 from smelt.ir.text import parse
+from smelt.ir.text.lexer import one_line
 
 F = "tensor<2xf32>"
 
@@ -128,3 +130,72 @@ def test_a_mistake_is_named_where_it_is(name: str) -> None:
     assert more in str(caught.value)
     where: Any = caught.value.where
     assert 1 <= where.line <= text.count("\n") + 1
+
+
+@pytest.mark.parametrize("of", [each for each in DTYPES.values() if each.is_integer and each.name != "index"], ids=str)
+def test_integers_of_a_literal_fit_their_type(of: DType) -> None:
+    """As MLIR has them: a signed type takes the bits of unsigned numbers, too."""
+    low, high = integer_range(of)
+    most = (1 << of.bits) - 1
+
+    def parsed(number: int, form: str) -> Any:
+        made = parse(constant(form.format(number), f"tensor<2x{of.name}>")).main.body.ops[0].attrs["value"]
+        return made.array.astype(object).tolist()
+
+    for form in ("{0}", "[{0}, {0}]"):
+        for number in (low, high, most, 0, 1):
+            want = number - (most + 1) if number > high else number
+            assert parsed(number, form) == [want, want]
+        for number in (low - 1, most + 1):
+            with pytest.raises(SmeltError, match="out of range for its type") as caught:
+                parsed(number, form)
+            assert caught.value.expected == f"{low} to {most}"
+        with pytest.raises(SmeltError, match="not an element of this type"):
+            parsed(0, form.replace("{0}", "true"))
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (" a b ", "a b"),
+        ("a   b\t c\n d", "a b c d"),
+        ("a // b\nc", "a c"),
+        ('"a  // b"   c', '"a  // b" c'),
+        ("a // b", "a"),
+    ],
+)
+def test_one_line(text: str, wanted: str) -> None:
+    assert one_line(text) == wanted
+
+
+CALLED = """func.func @main(%x: tensor<?x?xf32>, %s: tensor<2xui64>, %k: tensor<i64>, %n: tensor<2xi64>) {{
+  %d = stablehlo.get_dimension_size %x, dim = 0 : (tensor<?x?xf32>) -> tensor<i32>
+  %three = stablehlo.constant dense<3> : tensor<i64>
+  %sizes = stablehlo.constant dense<[3, 4]> : tensor<2xi64>
+  %0:2 = stablehlo.custom_call @stablehlo.dynamic_{name}({operands}) : ({types}) -> ({results})
+  return
+}}
+"""
+TOP_K, BITS = "tensor<?x?xf32>, tensor<i64>", "tensor<2xui64>, tensor<2xi64>"
+
+
+@pytest.mark.parametrize(
+    ("name", "operands", "types", "declared", "found"),
+    [
+        ("top_k", "%x, %three", TOP_K, "tensor<?x?xf32>, tensor<?x?xi32>", ("f32[d0, 3]", "i32[d0, 3]")),
+        ("top_k", "%x, %three", TOP_K, "tensor<?x3xf32>, tensor<?x3xi32>", ("f32[d0, 3]", "i32[d0, 3]")),
+        ("top_k", "%x, %k", TOP_K, "tensor<?x?xf32>, tensor<?x?xi32>", ("f32[d0, a]", "i32[d0, b]")),
+        ("rng_bit_generator", "%s, %sizes", BITS, "tensor<2xui64>, tensor<?x?xui32>", ("ui64[2]", "ui32[3, 4]")),
+        ("rng_bit_generator", "%s, %n", BITS, "tensor<2xui64>, tensor<?x7xui32>", ("ui64[2]", "ui32[a, 7]")),
+    ],
+)  # fmt: skip
+def test_sizes_of_calls_that_jax_exports(name: str, operands: str, types: str, declared: str, found: Any) -> None:
+    program = parse(CALLED.format(name=name, operands=operands, types=types, results=declared))
+    called = next(op for op in program.main.body.ops if op.name == "stablehlo.custom_call")
+    rows, *_ = program.main.args[0].shape.sizes
+    for value, want in zip(called.results, found, strict=True):
+        element, _, sizes = want.rstrip("]").partition("[")
+        assert str(value.shape.dtype) == element
+        for size, said in zip(value.shape.sizes, sizes.split(", "), strict=True):
+            known = {"d0": rows}.get(said, int(said) if said.isdigit() else None)
+            assert size == known if known is not None else not isinstance(size, int)
