@@ -212,9 +212,8 @@ def check_array(array: Any, shape: Shape, what: str) -> Array:
         not isinstance(size, int) or size == actual for size, actual in zip(shape.sizes, found.shape, strict=True)
     )
     if found.dtype != expected or not fits:
-        remedy = (
-            f".astype({str(expected)!r})" if fits and found.dtype.kind in "iufb" else advise_shape(found.shape, shape)
-        )
+        cast = f".astype({str(expected)!r})" if found is array else f"numpy.array(…, {str(expected)!r})"
+        remedy = cast if fits and found.dtype.kind in "iufb" else advise_shape(found.shape, shape)
         got = f"{_name(found)}[{', '.join(map(str, found.shape))}]"
         raise ShapeError(f"{what} does not fit", expected=shape, got=got, remedy=remedy)
     return found

@@ -99,7 +99,8 @@ def _near(path: str) -> str:
     folder, name = os.path.split(path)
     if not os.path.isdir(folder or os.curdir):
         return f"the folder {folder} does not exist: check the path"
-    near = get_close_matches(name, os.listdir(folder or os.curdir), 1)
+    alike = [each for each in os.listdir(folder or os.curdir) if os.path.splitext(each)[1] == os.path.splitext(name)[1]]
+    near = get_close_matches(name, alike, 1)
     return f"did you mean {os.path.join(folder, near[0])}?" if near else f"check the path, seen from {os.getcwd()}"
 
 

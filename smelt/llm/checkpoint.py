@@ -142,7 +142,17 @@ def open(path: str | Path, context: int | None = None) -> Checkpoint:
 
 
 def _folder(folder: Path, context: int | None) -> Checkpoint:
-    said = _json(folder / "config.json", needed=True)
+    if not (folder / "config.json").is_file():
+        inside = sorted(folder.glob("*.gguf"))
+        raise FileError(
+            f"{folder} is no Hugging Face folder",
+            expected="config.json, tokenizer.json and *.safetensors in it",
+            got="a folder without config.json",
+            remedy=f"give {inside[0]}"
+            if inside
+            else "smelt pull ORGANISATION/NAME downloads a model, or give a .gguf file",
+        )
+    said = _json(folder / "config.json")
     config = read_config(said, str(folder / "config.json"), context)
     generation = _json(folder / "generation_config.json")
     stop = (*config.stop, *token_ids(generation.get("eos_token_id")))
@@ -197,8 +207,8 @@ def _text(path: Path, limit: int) -> str:
         raise ParseError(f"{path}: not UTF-8", got=error) from None
 
 
-def _json(path: Path, needed: bool = False) -> dict[str, Any]:
-    if not needed and not path.is_file():
+def _json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
         return {}
     try:
         found = json.loads(_text(path, MAX_JSON))

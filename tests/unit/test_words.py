@@ -1,7 +1,11 @@
-"""Private phrases: prose and names use the words that readers of Halide, oneDNN and ONNX Runtime search for."""
+"""Private phrases: prose and names use the words that readers of Halide, oneDNN and ONNX Runtime search for.
+
+Functions are verbs, or nouns for what they return: none is a bare participle.
+"""
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,3 +66,37 @@ def test_a_private_phrase_is_found() -> None:
         "lies",
     ]
     assert not list(find_private("believe, underway, dynamic dimension"))
+
+
+IRREGULAR = (
+    r"bought|brought|built|caught|chosen|done|drawn|driven|fed|felt|found|given|gone|grown|held|hidden|kept|known|laid|"
+    r"left|lost|made|meant|met|paid|said|seen|sent|shown|sold|spent|taken|taught|thought|told|torn|won|written"
+)
+PARTICIPLE = re.compile(rf"_*(?:{IRREGULAR}|[a-z]+ed)")
+VERBS = {"embed", "exceed", "feed", "need", "proceed", "seed", "speed", "succeed"}
+# An op's name, an error factory, and public names: `x.named("b s")`, `@checked`, `train.mixed(loss)`.
+ALLOWED = {"_infeed", "_outfeed", "unsupported", "named", "unnamed", "checked", "mixed"}
+
+
+def participles(source: str) -> Iterator[tuple[int, str]]:
+    """Functions named by one participle. A property is a value: it may be."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name not in ALLOWED | VERBS:
+            decorators = " ".join(map(ast.unparse, node.decorator_list))
+            if PARTICIPLE.fullmatch(node.name) and not re.search("property|setter", decorators):
+                yield node.lineno, node.name
+
+
+@pytest.mark.parametrize("place", ["smelt", "docs", "examples", "bench"])
+def test_functions_are_not_participles(place: str) -> None:
+    found = [
+        f"{file.relative_to(ROOT)}:{line}: {name}: a verb, or a noun for what it returns"
+        for file in sorted((ROOT / place).rglob("*.py"))
+        for line, name in participles(file.read_text("utf-8"))
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_a_participle_is_found() -> None:
+    source = "def joined(): ...\ndef _kept(): ...\ndef join(): ...\n@property\ndef stored(self): ...\ndef open(): ..."
+    assert list(participles(source)) == [(1, "joined"), (2, "_kept")]

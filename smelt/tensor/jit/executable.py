@@ -336,9 +336,11 @@ class Executable(Generic[P, R]):
         for parameter in rest:
             if parameter.slots:
                 if parameter.name not in given:
-                    expected = ", ".join(names) if self._prepared else ".prepare(weights) before the first call"
-                    message = f"no value for {parameter.name}" if self._prepared else "the weights are not bound"
-                    raise RunError(f"{self.name}: {message}", expected=expected, got=", ".join(given))
+                    message, remedy = f"no value for {parameter.name}", f"pass {parameter.name}=…"
+                    if not self._prepared:
+                        message, remedy = "the weights are not bound", "executable = executable.prepare(weights)"
+                    got = ", ".join(given) or "none"
+                    raise RunError(f"{self.name}: {message}", expected=", ".join(names), got=got, remedy=remedy)
                 found.append((parameter, given[parameter.name]))
             elif parameter.name in given and not _is_same(given[parameter.name], parameter.pattern):
                 raise RunError(

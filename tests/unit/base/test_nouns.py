@@ -147,6 +147,9 @@ def test_numbers_of_another_type_can_be_cast(array: np.ndarray) -> None:
     with pytest.raises(ShapeError, match="x does not fit") as caught:
         check_array(array, Shape("f32", "N"), "x")
     assert caught.value.remedy == ".astype('float32')"
+    with pytest.raises(ShapeError, match="x does not fit") as caught:
+        check_array(array.tolist(), Shape("f32", "N"), "x")
+    assert caught.value.remedy == "numpy.array(…, 'float32')"
 
 
 @pytest.mark.parametrize("array", [np.array(["a", "b"]), np.zeros((2, 2), np.int8), np.zeros(2, complex)])

@@ -62,6 +62,12 @@ def test_reading_a_language_model_as_a_program_points_to_load(tmp_path: Path) ->
     assert "smelt.load(" in remedy_of(lambda: smelt.read(tmp_path))
 
 
+def test_a_folder_without_a_configuration_names_the_model_in_it(tmp_path: Path) -> None:
+    assert "smelt pull" in remedy_of(lambda: smelt.llm.load(tmp_path))
+    (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
+    assert str(tmp_path / "tiny.gguf") in remedy_of(lambda: smelt.llm.load(tmp_path))
+
+
 # ---- remedies that can be applied ----
 
 
@@ -75,6 +81,7 @@ def test_the_advice_for_weights_opens_them(tmp_path: Path) -> None:
 
 def test_a_misspelt_path_names_the_file_that_is_there(tmp_path: Path) -> None:
     shutil.copy(DIGITS, tmp_path / "digits.onnx")
+    (tmp_path / "digit.png").touch()  # nearer, and no model
     found = re.search(r"did you mean (.+)\?", remedy_of(lambda: smelt.load(tmp_path / "digit.onnx")))
     assert found is not None
     smelt.load(found[1], engine="reference")(PIXELS)
