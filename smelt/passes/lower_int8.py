@@ -96,7 +96,7 @@ def _lower(m: Match, width: int) -> Value | None:
     parameters = given[2:]
     if any(letter not in space.letters for each in parameters for letter in letters(each.word)):
         return None
-    zeros = {each.role: space.given(each) for each in parameters if each.role.endswith("hs_zero")}
+    zeros = {each.role: space.part_of(each) for each in parameters if each.role.endswith("hs_zero")}
     if is_convolution:
         total = _convolution_total(space, given[:2], zeros, said, width)
     else:
@@ -143,7 +143,7 @@ class _Space(Frozen):
     def shape(self, names: str, dtype: Any) -> Shape:
         return Shape.of(dtype, tuple(self.sizes[each] for each in names))
 
-    def given(self, each: _Given) -> _Part:
+    def part_of(self, each: _Given) -> _Part:
         names = letters(each.word)
         return _Part(_reshape(self.b, each.value, self.shape(names, each.value.shape.dtype).sizes), names)
 
@@ -240,7 +240,7 @@ def _correct_zero_points(
 def _dot_total(space: _Space, given: Sequence[_Given], zeros: Mapping[str, _Part], width: int) -> _Part | None:
     """The GEMM with i32 results, zero points corrected."""
     b = space.b
-    first, second = (space.given(each) for each in given)
+    first, second = (space.part_of(each) for each in given)
     summed = "".join(each for each in first.letters if each not in space.letters)
     batch = "".join(each for each in space.letters if each in first.letters and each in second.letters)
     rows = "".join(each for each in first.letters if each not in batch + summed)
@@ -431,7 +431,7 @@ def _apply_epilogue(space: _Space, total: _Part, parameters: Sequence[_Given], t
     """The i32 sum with bias, scales and requantisation, in the result's type."""
     roles: dict[str, list[_Part]] = {}
     for each in parameters:
-        roles.setdefault(each.role, []).append(space.given(each))
+        roles.setdefault(each.role, []).append(space.part_of(each))
     return _requantise(space, total, roles, to)
 
 

@@ -96,7 +96,7 @@ class Ollama:
         routes.add("POST", "/api/embed", self.embed)
         routes.add("POST", "/api/embeddings", self.embeddings)
         routes.add("GET", "/api/tags", self.tags)
-        routes.add("GET", "/api/ps", self.loaded)
+        routes.add("GET", "/api/ps", self.list_loaded)
         routes.add("POST", "/api/show", self.show)
         routes.add("GET", "/api/version", self.version)
 
@@ -110,7 +110,7 @@ class Ollama:
         asked: ChatAsked = await self._read(request, _CHAT)
         opened = await self._open(request, asked.model)
         if not asked.messages:
-            return self._loaded(request, asked, opened, {"message": _message("", [])})
+            return self._answer_load(request, asked, opened, {"message": _message("", [])})
         convention = convention_of(opened.texts.about.template) if asked.tools else None
         if any(message.get("images") for message in asked.messages):
             raise RequestError("images are not supported here", remedy="leave out images")
@@ -125,7 +125,7 @@ class Ollama:
         check_supported({"suffix": asked.suffix, "tools": asked.tools}, ("suffix", "tools"))
         opened = await self._open(request, asked.model)
         if not asked.prompt:
-            return self._loaded(request, asked, opened, {"response": ""})
+            return self._answer_load(request, asked, opened, {"response": ""})
         if asked.raw or not opened.texts.about.template:
             (prompt,) = await opened.prepare(opened.texts.encode([asked.system + asked.prompt]))
         else:
@@ -171,7 +171,7 @@ class Ollama:
                 return
         self.languages.catalogue.keep_alive(opened.name, seconds)
 
-    def _loaded(self, request: Request, asked: Asked, opened: Opened, fields: dict[str, Any]) -> Response:
+    def _answer_load(self, request: Request, asked: Asked, opened: Opened, fields: dict[str, Any]) -> Response:
         """A request without text loads a model, or unloads it with `keep_alive` 0."""
         seconds = _seconds(asked.keep_alive)
         self._keep(request, opened, asked.keep_alive, seconds)
@@ -204,7 +204,7 @@ class Ollama:
     async def tags(self, request: Request) -> Response:
         return json_response({"models": [_describe(each) for each in self.languages.names(request)]})
 
-    async def loaded(self, request: Request) -> Response:
+    async def list_loaded(self, request: Request) -> Response:
         """The models in memory, and until when they stay there if no one uses them."""
         rows = []
         for each in self.languages.names(request):

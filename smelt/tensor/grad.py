@@ -477,7 +477,7 @@ def _custom_rule(body: _Body, backward: Callable[..., Any]) -> tuple[str, Rule]:
     """The rule of a composite from a user's function, and a key that differs between functions and their data."""
     count = len(body.tensors)
 
-    def given(args: Any, value: Any, cotangents: Any) -> Any:
+    def check_backward(args: Any, value: Any, cotangents: Any) -> Any:
         found = backward(args, value, cotangents)
         tensors = [tensor for _, tensor in _tensors(found)]
         wanted = [(tensor.dtype, tensor.shape.sizes) for tensor in body.tensors]
@@ -489,7 +489,7 @@ def _custom_rule(body: _Body, backward: Callable[..., Any]) -> tuple[str, Rule]:
             refuse("custom_gradient: backward gives one cotangent for each argument, in its shape", details=details)
         return tuple(tensors)
 
-    back = _Body("backward", given, (body.args, body.value, body.value), {})
+    back = _Body("backward", check_backward, (body.args, body.value, body.value), {})
     if any(not isinstance(value, Leaf) or value.data is None for value in back.captured):
         refuse(
             "custom_gradient: backward uses a tensor from around it", remedy="pass it as an argument of the function"

@@ -81,9 +81,13 @@ ALLOWED = {"_infeed", "_outfeed", "unsupported", "named", "unnamed", "checked", 
 def participles(source: str) -> Iterator[tuple[int, str]]:
     """Functions named by one participle. A property is a value: it may be."""
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name not in ALLOWED | VERBS:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name not in ALLOWED:
             decorators = " ".join(map(ast.unparse, node.decorator_list))
-            if PARTICIPLE.fullmatch(node.name) and not re.search("property|setter", decorators):
+            if (
+                PARTICIPLE.fullmatch(node.name)
+                and node.name.strip("_") not in VERBS
+                and not re.search("property|setter", decorators)
+            ):
                 yield node.lineno, node.name
 
 

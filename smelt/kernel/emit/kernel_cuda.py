@@ -305,7 +305,7 @@ class StagePrinter(Printer):
         self.alone = True
         body = self.block(loop.body, depth + 1)
         self.alone = False
-        lines = self.batched(loop, body, extent, count, pad)
+        lines = self.batch_loads(loop, body, extent, count, pad)
         if lines is not None:
             return self.fence(lines, loop, pad)
         head = f"{pad}for (i64 {var} = {LANE}; {var} < {extent}; {var} += {count}) {{"
@@ -314,7 +314,7 @@ class StagePrinter(Printer):
         at_once = ["#pragma unroll 8"] if simple else []
         return self.fence([*at_once, head, *body, f"{pad}}}"], loop, pad)
 
-    def batched(self, loop: For, body: list[str], extent: str, count: int, pad: str) -> list[str] | None:
+    def batch_loads(self, loop: For, body: list[str], extent: str, count: int, pad: str) -> list[str] | None:
         """A loop on lanes into a buffer: several iterations read their operands before any of them stores."""
         stores, fixed = is_map(loop.body), static_extent(loop.extent)
         if not stores or not any(isinstance(array, int) for array in reads_from(loop.body)):

@@ -265,13 +265,13 @@ def files_of(path: Path) -> list[Path]:
     the version; of a language model its folder."""
     path = path.resolve()
     if path.is_dir():
-        return [path, *_linked(path)]
+        return [path, *_linked_files(path)]
     if path.parent.name.isdecimal():
         return [path.parent]
     return [path, *(each for each in path.parent.glob(f"{_escape(path.stem)}*") if each.is_file() and each != path)]
 
 
-def _linked(folder: Path) -> list[Path]:
+def _linked_files(folder: Path) -> list[Path]:
     """The files behind the links of a snapshot in the hub's cache. Links to anything else are not followed."""
     if folder.parent.name != "snapshots":
         return []

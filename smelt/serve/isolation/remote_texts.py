@@ -209,9 +209,9 @@ class RemoteTexts(TextModel):
     def report_babble(self) -> UnavailableError:
         """The worker answers what was not asked: it is ended."""
         self._lose()
-        return self._gone("answered what was not asked")
+        return self._gone_error("answered what was not asked")
 
-    def _gone(self, how: str) -> UnavailableError:
+    def _gone_error(self, how: str) -> UnavailableError:
         return UnavailableError(
             f"{self.worker.name}: its worker process {how}",
             remedy="send it again; the worker is started anew",
@@ -237,7 +237,7 @@ class RemoteTexts(TextModel):
     def _fail_all(self, why: str) -> None:
         exchanges, self._exchanges = self._exchanges, {}
         for each in exchanges.values():
-            each.events.put_nowait(self._gone(f"is gone: {why}" if why else "ended while it ran the request"))
+            each.events.put_nowait(self._gone_error(f"is gone: {why}" if why else "ended while it ran the request"))
 
     async def drain(self, seconds: float) -> None:
         await super().drain(seconds)
