@@ -252,10 +252,12 @@ def test_argmax_and_attention_of_few_queries(emulated: EmulatedCuda, seed: int) 
     rows[1, 700], rows[3] = np.nan, 7
     q, k, v = (random.standard_normal((2, size, 64)).astype(np.float32) for size in (3, 300, 300))
     seen = random.random((1, 3, 300)) < 0.7
+    seen[..., 128:256] = False  # a chunk that no query sees
     halves = [each.astype(dtype("bf16").numpy) for each in (k, v)]  # which tensor cores multiply
     cases: list[Any] = [
         (lambda x: jnp.argmax(x, 1), (rows,)),
         (attend, (q[..., :16], k[..., :16], v[..., :16], seen)),
+        (attend, (q[..., :16], k[..., :16], v[..., :16], seen[:, :1])),
         (lambda q, k, v, seen: attend(q, k.astype("float32"), v.astype("float32"), seen), (q, *halves, seen)),
     ]
     programs = [parse(jax.jit(function).lower(*args).as_text()) for function, args in cases]

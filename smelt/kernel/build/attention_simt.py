@@ -96,6 +96,44 @@ class _Chunk:
     count: Expr
 
     def write(self, parts: int, place: tuple[Expr, ...], kept: tuple[Size, ...]) -> None:
+        """The chunk, or zeros where no query sees a key of it: its keys and values are not read then."""
+        nest, visible = self.nest, self.is_visible()
+        if visible is None:
+            self.attend(parts, place, kept)
+            return
+        with nest.guard(visible):
+            self.attend(parts, place, kept)
+        with nest.guard(nest.apply("not", visible, dtype=i1)):
+            wide = self.attn.values + 2
+            with nest.loop(self.attn.queries * wide, "lane") as item:
+                query, e = (nest.let(each) for each in split(item, wide))
+                best = nest.apply("EQ", e, Number(0), dtype=i1)
+                none = nest.apply("select", best, Number(-inf, f32), Number(0.0, f32), dtype=f32)
+                nest.store(parts, flat((*place, query, e), kept), none)
+
+    def is_visible(self) -> Expr | None:
+        """Whether masks leave a key of the chunk to some query; None where that cannot be found out cheaply."""
+        nest, attn, axes = self.nest, self.attn, self.attn.axes
+        seen = {letter for word in axes.words[3:] for letter in letters(word)}
+        varies = bool(seen.intersection(axes.rows))
+        if axes.key not in seen or (varies and not isinstance(attn.queries, int)):
+            return None
+
+        def level(query: int) -> Expr:
+            """The highest score of a key if no mask changed a score of 0; -inf: all are masked."""
+            here = {**self.at, **attn.apart(Number(query))}
+
+            def of_key(j: Expr) -> Expr:
+                return attn.mask(nest, Number(0.0, f32), {**here, axes.key: add(self.start, j)})
+
+            return fold_here(nest, "maximum", Number(-inf, f32), self.count, of_key)
+
+        hidden = [
+            nest.apply("EQ", level(query), Number(-inf, f32), dtype=i1) for query in range(self.room if varies else 1)
+        ]
+        return nest.apply("not", nest.both(*hidden), dtype=i1)
+
+    def attend(self, parts: int, place: tuple[Expr, ...], kept: tuple[Size, ...]) -> None:
         nest, attn = self.nest, self.attn
         scores = nest.tile("score", f32, self.room * CHUNK)
         fits = fits_tensor_cores(nest, attn)
