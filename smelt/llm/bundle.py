@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from smelt.buffer import parse_bytes
 from smelt.bundle.stored import Read
@@ -24,7 +24,7 @@ from smelt.llm.language_model import LanguageModel
 from smelt.llm.memory import check_sequences, choose_context, plan_pages
 from smelt.llm.native_step import NativeStep
 from smelt.llm.pooling import Pooling, pooling_of
-from smelt.llm.stored import FORMAT, LANGUAGE, TOKENIZER
+from smelt.llm.stored import ENCODER, FORMAT, LANGUAGE, TOKENIZER
 from smelt.llm.tokenizer import Tokenizer, from_text
 from smelt.llm.typed_record import from_record
 from smelt.run import load as bundles
@@ -35,6 +35,7 @@ from smelt.size import Poly
 AGAIN = "smelt compile MODEL -o FILE.smelt"
 
 recompile = call_later("smelt.engine.store", "recompile")
+read_encoder = call_later("smelt.llm.encoder_bundle", "read_bundle")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +107,12 @@ def language_model(
     sequences: int = SEQUENCES,
     memory_limit: int | str | None = None,
 ) -> LanguageModel:
-    """The language model of a loaded bundle."""
+    """The language model of a loaded bundle, or its encoder."""
     try:
-        origin = _origin(Path(path), loaded)
+        said = _said(Path(path), loaded)
+        if said.get("kind") == ENCODER:
+            return cast(LanguageModel, read_encoder(loaded, Path(path), said, context))
+        origin = _origin(Path(path), loaded, said)
         step = _step(origin, loaded)
         wanted = choose_context(origin.config, context)
         check_sequences(sequences)
@@ -122,11 +126,18 @@ def language_model(
     return LanguageModel(origin, step, Engine(step, pool, sequences), wanted, loaded.name)
 
 
-def _origin(path: Path, loaded: LoadedModel) -> BundleOrigin:
+def _said(path: Path, loaded: LoadedModel) -> Mapping[str, Any]:
     try:
         said = json.loads(_utf8(path, loaded.files[LANGUAGE]))
         if said["format"] != FORMAT:
             raise ValueError(f"format {said['format']!r} instead of {FORMAT}")
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise FileError(f"{path}: {LANGUAGE} cannot be read", got=error, remedy=AGAIN) from error
+    return dict(said)
+
+
+def _origin(path: Path, loaded: LoadedModel, said: Mapping[str, Any]) -> BundleOrigin:
+    try:
         config = from_record(Config, said["config"])
         _check_config(config)
         template, specials = said["template"], said["specials"]

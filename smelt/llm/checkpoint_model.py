@@ -23,7 +23,7 @@ from smelt.llm.native_step import NativeStep, bind_step
 
 # What compiles is imported when it is called: a step may be in the cache.
 find_platform = call_later("smelt.engine", "platform")
-load_encoder = call_later("smelt.llm.embedding", "load_encoder")
+load_encoder = call_later("smelt.llm.checkpoint_encoder", "load_encoder")
 make_step, store_step = (call_later("smelt.llm.step", name) for name in ("make_step", "store_step"))
 
 

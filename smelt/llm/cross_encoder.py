@@ -1,26 +1,26 @@
 """`CrossEncoder`: a query and texts → a relevance for each, by an encoder that reads both together and a head of one
-output. `load_encoder` makes it of folders whose architecture is `…ForSequenceClassification` with one label.
+output. `checkpoint_encoder` makes it of folders whose architecture is `…ForSequenceClassification` with one label.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from smelt.dtype import Array
 from smelt.errors import FileError
-from smelt.llm.encoder import EncoderConfig
-from smelt.llm.pooling import Dense
-from smelt.llm.text_encoder import TextEncoder, batches_by_length
+from smelt.llm.encoder_config import EncoderConfig
+from smelt.llm.pooling import Dense, Normalise
+from smelt.llm.text_encoder import CompiledEncoder, TextEncoder, batches_by_length
 from smelt.weights import Weights
 
 _HEADS = (  # the layers behind the state of the first token, in the checkpoint's names
     ("pooler.dense", "classifier"),
     ("classifier.dense", "classifier.out_proj"),
 )
+Layer = Dense | Normalise
 _PREFIXES = ("", "bert.", "roberta.", "model.")
 
 
@@ -29,12 +29,12 @@ class CrossEncoder(TextEncoder):
 
     kind, use = "scores pairs of texts", ".score(query, texts)"
 
-    def __init__(self, folder: Path, config: EncoderConfig, bound: Any, head: Sequence[Dense], context: int) -> None:
-        super().__init__(folder, config, bound, context)
+    def __init__(self, config: EncoderConfig, compiled: CompiledEncoder, head: Sequence[Layer], context: int) -> None:
+        super().__init__(config, compiled, context)
         self._head = tuple(head)
 
     def __repr__(self) -> str:
-        return f"<{self.name}: {self.config.family} for pairs, {self.config.layers} layers, {self._bound.platform}>"
+        return f"<{self.name}: {self.config.family} for pairs, {self.config.layers} layers, {self._compiled.platform}>"
 
     def score(self, query: str, texts: Sequence[str]) -> tuple[Array, int]:
         """The logit of each text's relevance, f32[n], and how many tokens were read. Long pairs are cut."""
@@ -55,8 +55,7 @@ class CrossEncoder(TextEncoder):
         """The states of the first tokens, f32[n, d]."""
         tokens, lengths = self._pad([ids for ids, _ in pairs], self.config.padding)
         types, _ = self._pad([kinds for _, kinds in pairs], 0)
-        states: Array = self._bound(tokens, lengths, np.minimum(types, self.config.types - 1)).numpy()
-        return states[:, 0]
+        return self._compiled.run(tokens, lengths, np.minimum(types, self.config.types - 1))[:, 0]
 
 
 def read_head(weights: Weights, said: Mapping[str, Any]) -> tuple[Dense, Dense] | None:

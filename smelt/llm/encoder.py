@@ -7,12 +7,12 @@ Axes: b texts, s and t tokens, h heads, k depth, d width, f width of the MLP.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from smelt.dtype import DType, i32
 from smelt.errors import FileError, UnsupportedError
 from smelt.llm.config import Fields
+from smelt.llm.encoder_config import EncoderConfig
 from smelt.llm.families import ENCODERS, HARMLESS
 from smelt.llm.layers import Formats, Linear, Matrix, Norm
 from smelt.tensor import nn
@@ -41,29 +41,6 @@ _NAMES = {
     "layers.{i}.down.{p}": "encoder.layer.{i}.output.dense.{p}",
     "layers.{i}.after_mlp.{p}": "encoder.layer.{i}.output.LayerNorm.{p}",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class EncoderConfig:
-    family: str
-    layers: int
-    d: int
-    f: int
-    heads: int
-    v: int
-    positions: int  # rows of the table of positions
-    first: int  # the row of the first position
-    types: int
-    epsilon: float
-    activation: str
-    padding: int
-    norm: str = "layer"
-    norm_offset: float = 0.0
-
-    @property
-    def context(self) -> int:
-        """Tokens of a text."""
-        return self.positions - self.first
 
 
 def read_encoder(config: Mapping[str, Any], where: str) -> EncoderConfig:

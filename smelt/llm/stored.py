@@ -14,6 +14,7 @@ from smelt.llm.typed_record import to_record
 
 LANGUAGE, TOKENIZER = "language.json", "tokenizer.json"
 FORMAT = 1
+ENCODER = "encoder"  # the kind in `language.json` of an encoder: `encoder_bundle` reads the rest
 
 
 def stored_files(origin: Origin, precision: str) -> dict[str, Read]:

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any, NoReturn, Self
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NoReturn, Self
 
 import numpy as np
 
 from smelt.dtype import Array
 from smelt.errors import RunError, UnsupportedError
-from smelt.llm.encoder import EncoderConfig
-from smelt.llm.tokenizer import Tokenizer, from_file
+from smelt.llm.encoder_config import EncoderConfig
+from smelt.llm.tokenizer import Tokenizer
 
 TOKENS = 4096  # of a batch, padding included
 _ABSENT = ("embed", "generate", "stream", "chat", "logits", "generate_async", "stream_async", "chat_async")
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledEncoder:
+    """An encoder's program with its weights. `run`: tokens i32[n, s], lengths i32[n] (and for pairs the text that each
+    token belongs to, i32[n, s]) → states f32[n, s, d]."""
+
+    name: str
+    run: Callable[..., Array]
+    close: Callable[[], object]
+    platform: str
+    read_tokenizer: Callable[[], Tokenizer]
 
 
 class TextEncoder:
@@ -22,30 +34,30 @@ class TextEncoder:
 
     kind, use = "is an encoder", ""
 
-    def __init__(self, folder: Path, config: EncoderConfig, bound: Any, context: int) -> None:
-        self.folder, self.config, self.context = folder, config, context
-        self._bound = bound
+    def __init__(self, config: EncoderConfig, compiled: CompiledEncoder, context: int) -> None:
+        self.config, self.context = config, context
+        self._compiled = compiled
         self._tokenizer: Tokenizer | None = None
 
     def __getattr__(self, name: str) -> NoReturn:
         if name in _ABSENT:
-            raise UnsupportedError(f"{self.folder.name} {self.kind} and has no {name}", remedy=self.use)
+            raise UnsupportedError(f"{self.name} {self.kind} and has no {name}", remedy=self.use)
         raise AttributeError(name)
 
     @property
     def name(self) -> str:
-        return self.folder.name
+        return self._compiled.name
 
     @property
     def tokenizer(self) -> Tokenizer:
         """Text → tokens; read when it is first used."""
         if self._tokenizer is None:
-            self._tokenizer = from_file(self.folder / "tokenizer.json")
+            self._tokenizer = self._compiled.read_tokenizer()
         return self._tokenizer
 
     def close(self) -> None:
         """Give back the weights."""
-        self._bound.close()
+        self._compiled.close()
 
     def __enter__(self) -> Self:
         return self

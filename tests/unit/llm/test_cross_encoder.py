@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 import smelt
+from smelt.bundle.write import write
 from smelt.errors import RunError, UnsupportedError
 from smelt.llm import CrossEncoder, EmbeddingModel
+from smelt.llm.to_bundle import to_stored
 from tests.llm_checkpoints import write_checkpoint
 from tests.llm_gguf import write_vocabulary
 
@@ -75,8 +77,13 @@ def shapes(kind: str, labels: int) -> dict[str, tuple[int, ...]]:
 
 @pytest.mark.parametrize(("kind", "engine"), [("bert", "reference"), ("roberta", "reference"), ("bert", "native")])
 def test_logits_are_those_of_transformers(kind: str, engine: str, tmp_path: Path) -> None:
+    """On native out of a bundle."""
     model: Any
-    with smelt.llm.load(write_cross_encoder(tmp_path, kind), engine=engine) as model:
+    path = write_cross_encoder(tmp_path, kind)
+    if engine == "native":
+        write(tmp_path / "x.smelt", to_stored(path, [])[0], None)
+        path = tmp_path / "x.smelt"
+    with smelt.llm.load(path, engine=engine) as model:
         assert isinstance(model, CrossEncoder)
         found, tokens = model.score(QUERY, TEXTS)
         np.testing.assert_allclose(found, LOGITS[kind], rtol=1e-4, atol=1e-5)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,16 @@ import numpy as np
 import pytest
 
 import smelt
+from smelt.bundle.stored import StoredModel
+from smelt.bundle.write import write
+from smelt.cli.compile import compile_model
 from smelt.cli.embed import embed
 from smelt.cli.inspect import inspect
-from smelt.errors import RunError, SmeltError, UnsupportedError
+from smelt.errors import FileError, RunError, SmeltError, UnsupportedError
 from smelt.llm import EmbeddingModel
+from smelt.llm.stored import LANGUAGE
 from smelt.read import safetensors
+from smelt.run.load import read_stored
 from tests.llm_checkpoints import ENCODERS, FIXTURE, Case, weight, write_checkpoint
 from tests.llm_gguf import write_vocabulary
 
@@ -48,6 +55,52 @@ def test_vectors_are_those_of_sentence_transformers(case: str, engine: str, tmp_
         assert isinstance(loaded, EmbeddingModel)
         with loaded as model:
             np.testing.assert_allclose(model.embed(want["lists"]), want[mode], rtol=1e-4, atol=2e-5)
+
+
+def test_a_bundle_embeds_without_what_compiles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, file = tmp_path / "tiny", tmp_path / "x.smelt"
+    modules = [*PLAIN, ("2", "sentence_transformers.models.Normalize")]
+    want = write_folder(folder, "bert", modules, {"pooling_mode_mean_tokens": True})
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {"query": "w9 w8 "}}))
+    write_vocabulary(folder / "tokenizer.json", ["<unk>", *(f"w{i}" for i in range(1, 96))])
+    with pytest.raises(UnsupportedError, match="f32"):
+        compile_model(folder, file, [], [], [], None, True, "q8")
+    compile_model(folder, file, [], [], [], None, True)
+    assert json.loads(capsys.readouterr().out)["bundle"] == str(file)
+    script = """
+import json, sys
+import smelt
+with smelt.load(sys.argv[1]) as model:
+    found = [model.embed(json.loads(sys.argv[2])), model.embed("w5", prompt="query"), model.embed([[9, 8, 5]])]
+rooms = {name.split(".")[1] for name in sys.modules if name.startswith("smelt.")}
+rooms &= {"ir", "passes", "kernel", "engine", "tensor"}
+print(json.dumps([repr(model), *(each.tolist() for each in found), *rooms]))
+"""
+    environment = {"PATH": "/nowhere", "PYTHONPATH": str(Path(smelt.__file__).parents[1]), "SMELT_CACHE": "/nowhere"}
+    lists = json.dumps(np.asarray(want["lists"], object).tolist())
+    command = [sys.executable, "-c", script, str(file), lists]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    shown, vectors, prompted, same, *rooms = json.loads(done.stdout)
+    assert (shown.partition(":")[0], rooms) == ("<tiny", [])
+    mean = want["mean"] / np.linalg.norm(want["mean"], axis=1, keepdims=True)
+    np.testing.assert_allclose(vectors, mean, rtol=1e-4, atol=2e-5)
+    np.testing.assert_allclose(prompted, same, rtol=1e-5, atol=1e-6)
+    with pytest.raises(RunError, match="such a context"):
+        smelt.load(file, context=1000)
+    bundle = read_stored(file)
+    config = {**_said(bundle)["config"], "d": 40}
+    changes: list[dict[str, Any]] = [{"config": {}}, {"pooling": 3}, {"config": config}, {"pairs": True}]
+    for change in changes:
+        text = json.dumps({**_said(bundle), **change}).encode()
+        write(tmp_path / "bad.smelt", bundle.replace(files={**bundle.files, LANGUAGE: lambda text=text: text}), None)
+        with pytest.raises(FileError, match=r"language\.json|does not fit"):
+            smelt.load(tmp_path / "bad.smelt")
+
+
+def _said(bundle: StoredModel) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(bundle.files[LANGUAGE]())
+    return found
 
 
 def test_dense_layers_and_norms_follow(tmp_path: Path) -> None:

@@ -1,0 +1,83 @@
+"""An encoder's folder → `EmbeddingModel` or `CrossEncoder`, or what its bundle holds. Called by `checkpoint_model` and
+`to_bundle`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from smelt.dtype import Array
+from smelt.engine import platform as platform_of
+from smelt.engine_api import Platform
+from smelt.ir.core import Program
+from smelt.llm.cross_encoder import CrossEncoder, Layer, read_head
+from smelt.llm.embedding import EmbeddingModel
+from smelt.llm.encoder import Encoder, encoder_weights, read_encoder
+from smelt.llm.encoder_bundle import check_context, make_encoder
+from smelt.llm.encoder_config import EncoderConfig
+from smelt.llm.layers import Formats
+from smelt.llm.pooling import Pooling
+from smelt.llm.sentence_files import read_pooling
+from smelt.llm.text_encoder import CompiledEncoder
+from smelt.llm.tokenizer import Tokenizer, from_file
+from smelt.read import checkpoint
+from smelt.tensor.instantiate import instantiate
+from smelt.tensor.jit.compile import compile
+from smelt.tensor.jit.executable import Executable
+from smelt.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderFolder:
+    """What an encoder's folder says. `head`: the layers behind an encoder of pairs."""
+
+    path: Path
+    config: EncoderConfig
+    pooling: Pooling
+    head: tuple[Layer, ...] | None
+    weights: Weights
+    formats: Formats
+
+    @staticmethod
+    def open(path: Path, said: Mapping[str, Any]) -> EncoderFolder:
+        """`said` is the folder's configuration."""
+        config = read_encoder(said, str(path / "config.json"))
+        pooling, stored = read_pooling(path), checkpoint.open(path)
+        return EncoderFolder(path, config, pooling, read_head(stored, said), *encoder_weights(stored, config))
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return (self.path / "tokenizer.json").is_file()
+
+    def read_tokenizer(self) -> Tokenizer:
+        return from_file(self.path / "tokenizer.json")
+
+    def compile(self, platform: Platform[Program]) -> Executable[..., Any]:
+        """The program without its weights."""
+        config = self.config
+        model = instantiate(Encoder, self.weights, strict=True, config=config, formats=self.formats)
+        facts = ("B >= 1", "S >= 1", f"S <= {config.context}")
+        compiled = partial(compile, platform=platform, facts=facts)
+        if self.head is None:
+            return compiled(model.encode, "i32[b=B, s=S]", "i32[b=B]")
+        return compiled(model.encode_pair, "i32[b=B, s=S]", "i32[b=B]", "i32[b=B, s=S]")
+
+
+def load_encoder(
+    path: Path, said: dict[str, Any], device: str, engine: str, context: int | None
+) -> EmbeddingModel | CrossEncoder:
+    """An encoder's folder; `said` is its configuration."""
+    folder = EncoderFolder.open(path, said)
+    check_context(folder.config, context)
+    bound = folder.compile(platform_of(device, engine)).prepare(folder.weights)
+
+    def run(*arrays: Array) -> Array:
+        states: Array = bound(*arrays).numpy()
+        return states
+
+    compiled = CompiledEncoder(path.name, run, bound.close, str(bound.platform), folder.read_tokenizer)
+    return make_encoder(folder.config, compiled, folder.pooling, folder.head, context)
