@@ -109,7 +109,7 @@ def language_model(
 ) -> LanguageModel:
     """The language model of a loaded bundle, or its encoder."""
     try:
-        said = _said(Path(path), loaded)
+        said = _read_record(Path(path), loaded)
         if said.get("kind") == ENCODER:
             return cast(LanguageModel, read_encoder(loaded, Path(path), said, context))
         origin = _origin(Path(path), loaded, said)
@@ -126,7 +126,7 @@ def language_model(
     return LanguageModel(origin, step, Engine(step, pool, sequences), wanted, loaded.name)
 
 
-def _said(path: Path, loaded: LoadedModel) -> Mapping[str, Any]:
+def _read_record(path: Path, loaded: LoadedModel) -> Mapping[str, Any]:
     try:
         said = json.loads(_utf8(path, loaded.files[LANGUAGE]))
         if said["format"] != FORMAT:

@@ -89,16 +89,16 @@ print(json.dumps([repr(model), *(each.tolist() for each in found), *rooms]))
     with pytest.raises(RunError, match="such a context"):
         smelt.load(file, context=1000)
     bundle = read_stored(file)
-    config = {**_said(bundle)["config"], "d": 40}
+    config = {**_read_record(bundle)["config"], "d": 40}
     changes: list[dict[str, Any]] = [{"config": {}}, {"pooling": 3}, {"config": config}, {"pairs": True}]
     for change in changes:
-        text = json.dumps({**_said(bundle), **change}).encode()
+        text = json.dumps({**_read_record(bundle), **change}).encode()
         write(tmp_path / "bad.smelt", bundle.replace(files={**bundle.files, LANGUAGE: lambda text=text: text}), None)
         with pytest.raises(FileError, match=r"language\.json|does not fit"):
             smelt.load(tmp_path / "bad.smelt")
 
 
-def _said(bundle: StoredModel) -> dict[str, Any]:
+def _read_record(bundle: StoredModel) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(bundle.files[LANGUAGE]())
     return found
 
