@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,28 @@ from tests.onnx_nodes import (
 pytest.importorskip("onnxruntime")
 
 SCALED = {"zero": lambda random, sizes: random.integers(-20, 20, sizes) % 100}
+
+
+def block_matmul(name: str, ports: str, N: int = 7, block_size: int = 16, **given: Any) -> Node:
+    """A product by block-quantised weights: every input but A is one."""
+    return Node(name, ports, N=N, block_size=block_size, weights=weights_in(ports, "A"), **given)
+
+
+def gather(ports: str, rows: Any, block_size: int = 16, **given: Any) -> Node:
+    """Rows of block-quantised weights: every input but their numbers is one."""
+    given |= {"block_size": block_size, "weights": weights_in(ports, "at"), "draw": {"at": rows}}
+    return Node("GatherBlockQuantized", ports, **given)
+
+
+def weights_in(ports: str, data: str) -> str:
+    names = [port.partition(":")[0] for port in ports.split()]
+    return " ".join(name for name in names if name not in ("-", data))
+
+
+def at_the_ends(random: Any, sizes: Any) -> list[int]:
+    """Two of them are out of range."""
+    return [-1, -12, 11, 10, -11, 3]
+
 
 QUANTISED = [
     Node("QuantizeLinear", "x:f32[B,S,5] s_scale:f32[] z:ui8[]"),
@@ -116,141 +139,27 @@ QUANTISED = [
         transB=1,
         draw={"y_scale": number(3.7)},
     ),
-    Node("MatMulNBits", "A:f32[B,S,50] B:ui8[7,4,8] scales:f32[28]", K=50, N=7, block_size=16, weights="B scales"),
-    Node(
-        "MatMulNBits",
-        "A:f32[B,S,50] B:ui8[7,4,8] scales:f32[7,4] z:ui8[7,2] - bias:f32[7]",
-        K=50,
-        N=7,
-        block_size=16,
-        bits=4,
-        weights="B scales z bias",
-    ),
-    Node(
-        "MatMulNBits",
-        "A:f32[B,S,50] B:ui8[7,2,32] scales:f32[7,2] z:ui8[7,2]",
-        K=50,
-        N=7,
-        block_size=32,
-        bits=8,
-        weights="B scales z",
-    ),
-    Node(
-        "MatMulNBits",
-        "A:f32[S,40] B:ui8[7,3,4] scales:f32[7,3] z:ui8[7,1]",
-        K=40,
-        N=7,
-        block_size=16,
-        bits=2,
-        weights="B scales z",
-    ),
-    Node(
-        "MatMulNBits",
-        "A:f32[S,40] B:ui8[7,3,8] scales:f32[7,3] z:f32[7,3]",
-        K=40,
-        N=7,
-        block_size=16,
-        weights="B scales z",
-    ),
-    Node("MatMulNBits", "A:f16[S,40] B:ui8[7,3,8] scales:f16[7,3]", K=40, N=7, block_size=16, weights="B scales"),
-    Node(
-        "MatMulBnb4",
-        "A:f32[B,S,10] B:ui8[35] absmax:f32[5]",
-        K=10,
-        N=7,
-        block_size=16,
-        quant_type=0,
-        weights="B absmax",
-    ),
-    Node(
-        "MatMulBnb4",
-        "A:f32[B,S,10] B:ui8[35] absmax:f32[5]",
-        K=10,
-        N=7,
-        block_size=16,
-        quant_type=1,
-        weights="B absmax",
-    ),
-    Node(
-        "GatherBlockQuantized",
-        "d:ui8[11,20] at:i64[B,S] scales:f32[11,3]",
-        block_size=16,
-        weights="d scales",
-        draw={"at": below(11)},
-    ),
-    Node(
-        "GatherBlockQuantized",
-        "d:ui8[11,40] at:i32[S] scales:f32[11,3] z:ui8[11,3]",
-        block_size=16,
-        bits=8,
-        weights="d scales z",
-        draw={"at": below(11)},
-    ),
-    Node(
-        "GatherBlockQuantized",
-        "d:i4[5,40,3] at:i64[B,S] scales:f32[5,3,3] z:i4[5,3,3]",
-        block_size=16,
-        weights="d scales z",
-        draw={"at": below(5)},
-    ),
-    Node(
-        "GatherBlockQuantized",
-        "d:ui4[40,5] at:i64[B,S] scales:f32[3,5]",
-        block_size=16,
-        gather_axis=1,
-        quantize_axis=0,
-        weights="d scales",
-        draw={"at": below(5)},
-    ),
+    block_matmul("MatMulNBits", "A:f32[B,S,50] B:ui8[7,4,8] scales:f32[28]", K=50),
+    block_matmul("MatMulNBits", "A:f32[B,S,50] B:ui8[7,4,8] scales:f32[7,4] z:ui8[7,2] - bias:f32[7]", K=50, bits=4),
+    block_matmul("MatMulNBits", "A:f32[B,S,50] B:ui8[7,2,32] scales:f32[7,2] z:ui8[7,2]", K=50, block_size=32, bits=8),
+    block_matmul("MatMulNBits", "A:f32[S,40] B:ui8[7,3,4] scales:f32[7,3] z:ui8[7,1]", K=40, bits=2),
+    block_matmul("MatMulNBits", "A:f32[S,40] B:ui8[7,3,8] scales:f32[7,3] z:f32[7,3]", K=40),
+    block_matmul("MatMulNBits", "A:f16[S,40] B:ui8[7,3,8] scales:f16[7,3]", K=40),
+    block_matmul("MatMulBnb4", "A:f32[B,S,10] B:ui8[35] absmax:f32[5]", K=10, quant_type=0),
+    block_matmul("MatMulBnb4", "A:f32[B,S,10] B:ui8[35] absmax:f32[5]", K=10, quant_type=1),
+    gather("d:ui8[11,20] at:i64[B,S] scales:f32[11,3]", below(11)),
+    gather("d:ui8[11,40] at:i32[S] scales:f32[11,3] z:ui8[11,3]", below(11), bits=8),
+    gather("d:i4[5,40,3] at:i64[B,S] scales:f32[5,3,3] z:i4[5,3,3]", below(5)),
+    gather("d:ui4[40,5] at:i64[B,S] scales:f32[3,5]", below(5), gather_axis=1, quantize_axis=0),
 ]
 
-LAST = {"at": lambda random, sizes: [-1, -12, 11, 10, -11, 3]}  # two of them are out of range
 QUANTISED += [
-    Node(
-        "GatherBlockQuantized",
-        "d:ui8[11,10] at:i64[6] scales:f32[11,3]",
-        block_size=16,
-        bits=2,
-        draw=LAST,
-        weights="d scales",
-    ),
-    Node(
-        "GatherBlockQuantized",
-        "d:i4[40,20] at:i64[S] scales:f32[3,20]",
-        block_size=16,
-        quantize_axis=0,
-        weights="d scales",
-        draw={"at": below(40)},
-    ),
-    Node(
-        "GatherBlockQuantized",
-        "d:ui4[40,20] at:i32[S] scales:f32[3,20] z:ui4[3,20]",
-        block_size=16,
-        quantize_axis=0,
-        weights="d scales z",
-        draw={"at": below(40)},
-    ),
-    Node(
-        "GatherBlockQuantized",
-        "d:f8E4M3FN[11,40] at:i64[S] scales:f32[1,3]",
-        block_size=16,
-        weights="d scales",
-        draw={"at": below(11)},
-    ),
-    Node(
-        "GatherBlockQuantized",
-        "d:f8E5M2[11,40] at:i64[B,S] scales:f32[11,1]",
-        block_size=0,
-        weights="d scales",
-        draw={"at": below(11)},
-    ),
-    Node(
-        "GatherBlockQuantized",
-        "d:f4E2M1FN[11,40] at:i64[S] scales:f32[11,3]",
-        block_size=16,
-        weights="d scales",
-        draw={"at": below(11)},
-    ),
+    gather("d:ui8[11,10] at:i64[6] scales:f32[11,3]", at_the_ends, bits=2),
+    gather("d:i4[40,20] at:i64[S] scales:f32[3,20]", below(40), quantize_axis=0),
+    gather("d:ui4[40,20] at:i32[S] scales:f32[3,20] z:ui4[3,20]", below(40), quantize_axis=0),
+    gather("d:f8E4M3FN[11,40] at:i64[S] scales:f32[1,3]", below(11)),
+    gather("d:f8E5M2[11,40] at:i64[B,S] scales:f32[11,1]", below(11), block_size=0),
+    gather("d:f4E2M1FN[11,40] at:i64[S] scales:f32[11,3]", below(11)),
 ]
 
 
