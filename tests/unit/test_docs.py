@@ -214,3 +214,30 @@ def test_the_miniature_fuses(scratch: ModuleType):
 def test_the_miniature_refuses(scratch: ModuleType, function, message: str):
     with pytest.raises(scratch.ShapeError, match=message):
         scratch.compile_model(function, x="b=B, d=4", w="d=4, f=4")
+
+
+QUESTIONS = {
+    "depthwise.*int8.*VNNI": "kernel/build/depthwise.py",
+    "fused softmax": "passes/recognise/softmax.py",
+    "ONNX operator.*new": "read/onnx/ops/",
+    "paged KV cache": "llm/pages.py",
+    "batches of requests": "llm/scheduler.py",
+    "CUDA kernel": "kernel/emit/kernel_cuda.py",
+}
+
+
+def test_the_layout_names_files_that_exist() -> None:
+    named = set(re.findall(r"`([\w./]+\.(?:pyi?|c|h|js))`", PAGES["docs/layout.md"]))
+    places = [ROOT / place for place in ("smelt", "tests", "bench", "docs")]
+    there = [f"/{path.relative_to(ROOT).as_posix()}" for place in places for path in place.rglob("*.*")]
+    missing = [name for name in sorted(named) if not any(path.endswith(f"/{name}") for path in there)]
+    assert len(named) > 300
+    assert not missing, f"docs/layout.md names files that are not there: {', '.join(missing)}"
+
+
+@pytest.mark.parametrize(("question", "file"), QUESTIONS.items())
+def test_the_layout_answers_where_something_is(question: str, file: str) -> None:
+    rows = PAGES["docs/layout.md"].partition("## Where is")[2].partition("\n## ")[0].splitlines()
+    (row,) = [row for row in rows if re.search(question, row.split("|")[1] if row.count("|") > 1 else "")]
+    assert f"`{file}`" in row.split("|")[2]
+    assert (ROOT / "smelt" / file).exists()
