@@ -441,8 +441,7 @@ class StagePrinter(Printer):
             side, order = (
                 ([self.expr(mma.b.strides[1])], (10, 11, 12)) if mma.form is KEYS_BF16 else ([], (7, 9, 10, 11))
             )
-            ring = [] if mma.form is KEYS_BF16 else ["smelt_shared"]
-            listed = [LANE, *ring, *(given[i] for i in (0, 1, 3, 6)), *side, *(given[i] for i in order)]
+            listed = [LANE, "smelt_shared", *(given[i] for i in (0, 1, 3, 6)), *side, *(given[i] for i in order)]
             return f"{attend_call(mma.form, depth)}({', '.join(listed)});"
         if self.alone or self.stage.group == "warp" or mma.form not in TILED:
             return f"{MMA}{name}({self.members}, {', '.join(given)});"

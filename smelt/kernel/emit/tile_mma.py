@@ -199,11 +199,19 @@ template <int TILES, class L> inline void smelt_few(int lane, char *ring, i64 ro
 }
 """
 ATTEND = """\
-// Queries [row, depth] by keys [key, depth]: a warp takes 16 keys at a time.
-template <int DEPTH> inline void smelt_keys(int lane, i64 rows, const f32 *a, i64 row, const ui16 *b, i64 key, f32 *acc,
-    i64 width, i64 columns) {
-  enum { AT_ONCE = DEPTH < 128 ? DEPTH / 32 : 4 };
+// Queries [row, depth] by keys [key, depth]: a warp takes 16 keys at a time. The parts of the queries are in the ring.
+template <int DEPTH> inline void smelt_keys(int lane, char *ring, i64 rows, const f32 *a, i64 row, const ui16 *b,
+    i64 key, f32 *acc, i64 width, i64 columns) {
+  enum { AT_ONCE = DEPTH < 128 ? DEPTH / 32 : 4, EACH = DEPTH / 8 };
   const int warp = lane / 32, group = lane % 32 / 4, member = lane % 4;
+  smelt_words *const parts = (smelt_words *)ring;
+  for (int at = lane; at < rows * EACH; at += 256) {
+    smelt_words x[3];
+    smelt_left<f32>::words(a + at / EACH * row + at % EACH * 8, x);
+#pragma unroll
+    for (int p = 0; p < 3; p++) parts[p * rows * EACH + at] = x[p];
+  }
+  __syncthreads();
   for (i64 first = 16 * warp; first < columns; first += 128) {
     f32 sum[4] = {};
     const ui16 *from[2];
@@ -224,7 +232,9 @@ template <int DEPTH> inline void smelt_keys(int lane, i64 rows, const f32 *a, i6
       for (int s = 0; s < AT_ONCE; s++)
         if (begin + s < DEPTH / 32) {
           smelt_words x[3] = {};
-          if (group < rows) smelt_left<f32>::words(a + group * row + 32 * (begin + s) + 8 * member, x);
+#pragma unroll
+          for (int p = 0; p < 3; p++)
+            if (group < rows) x[p] = parts[(p * rows + group) * EACH + 4 * (begin + s) + member];
 #pragma unroll
           for (int half = 0; half < 2; half++) {
             const ui32 z[4] = {y[s][0].x[2 * half], y[s][1].x[2 * half],

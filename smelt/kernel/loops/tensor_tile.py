@@ -39,7 +39,9 @@ def ring_bytes(mma: Mma, room: int) -> int:
         each = stage_bytes(mma.form, tile_columns(mma))
         return min(STAGES, room // each) * each
     if mma.form is KEYS_BF16:
-        return 0
+        depth = mma.a.strides[0]
+        assert isinstance(depth, Number)
+        return 3 * 2 * min(few_rows(mma), ATTEND_ROWS) * int(depth.value.real)  # the queries as three bf16
     if mma.form is VALUES_BF16:
         return WARPS * min(few_rows(mma), ATTEND_ROWS) * few_columns(mma) * 4
     return WARPS * few_rows(mma) * few_columns(mma) * 4  # the sums of every warp
