@@ -557,7 +557,7 @@ def pad(x: Tensor, amounts: Mapping[Axis, Any], value: Number | Tensor = 0) -> T
         low[place], high[place], inner[place] = (*numbers, 0)[:3]
     (_, fill) = lift("pad", (x, value), ("operand", "value"))
     fill = cast(fill, x.dtype)
-    between = [sizes_of.maximum(s - 1, 0) * k if k != 0 else 0 for s, k in zip(x.shape.sizes, inner, strict=True)]
+    between = [sizes_of.maximum(s - 1, 0) * k for s, k in zip(x.shape.sizes, inner, strict=True)]
     sizes = [s + a + b + c for s, a, b, c in zip(x.shape.sizes, low, high, between, strict=True)]
     ops = size_ops((*low, *high, *inner), [x])
     return tensor_of(ops.pad(x.value, fill.value, low, high, inner, Shape.of(x.dtype, sizes)), x.shape.names)
