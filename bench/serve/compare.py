@@ -1,7 +1,8 @@
 """`python -m bench.serve.compare`: requests a second and CPU time a request, smelt beside other model servers.
 
-An MLP 784-128-10, closed loop with eight connections (`wrk`), JSON and, for smelt, binary tensors. Rounds are
-interleaved. Peers are installed into virtual environments under `--cache`; one that cannot be installed is named.
+An MLP 784-128-10, closed loop with eight connections (`wrk`), JSON and, for smelt, which also checks an API key, binary
+tensors. Rounds are interleaved. Peers are installed into virtual environments under `--cache`; one that cannot be
+installed is named.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.serve import mlp, servers
+from bench.serve.goals import keyed_server, with_key
 from bench.serve.load import closed_loop
 
 
@@ -43,10 +45,10 @@ def main() -> None:
         {peer.name for peer in servers.PEER_SERVERS} if given.peers == "all" else set(given.peers.split(",")) - {""}
     )
     for _ in range(given.rounds):
-        for name, flags in (("smelt", ("--trusted",)), ("smelt, isolated", ())):
-            with servers.smelt_server(model, *flags) as running:
-                measure(name, "JSON", running, json_body)
-                measure(name, "binary", running, binary)
+        for name, trusted in (("smelt", True), ("smelt, isolated", False)):
+            with keyed_server(model, mlp.NAME, trusted) as running:
+                measure(name, "JSON", running, with_key(json_body))
+                measure(name, "binary", running, with_key(binary))
         for peer in servers.PEER_SERVERS:
             if peer.name not in wanted:
                 continue

@@ -105,7 +105,7 @@ def overload(running: servers.Running, seconds: float = 4.0) -> list[str]:
     url = running.url.replace(mlp.NAME, mlp.SLOW)
     body, headers = mlp.slow_request()
     capacity = closed_loop(running.pid, url, body, headers, 2, connections=2).per_second
-    statuses, refusals = asyncio.run(_flood(url, body, headers, 2 * capacity, seconds))
+    statuses, refusals, _ = asyncio.run(flood(url, body, headers, 2 * capacity, seconds))
     wrong = [f"status {status} under overload" for status in statuses if status not in (200, 429, 503)]
     quick = statistics.median(refusals) if refusals else 0.0
     print(f"overload at {2 * capacity:.0f}/s: {dict(statuses)}, half of the refusals within {quick:.1f} ms", flush=True)
@@ -114,14 +114,15 @@ def overload(running: servers.Running, seconds: float = 4.0) -> list[str]:
     return wrong
 
 
-async def _flood(
+async def flood(
     url: str, body: bytes, headers: dict[str, str], rate: float, seconds: float
-) -> tuple[Counter[int], list[float]]:
-    """Requests at a steady rate, each on a connection of its own that is open already."""
+) -> tuple[Counter[int], list[float], list[float]]:
+    """Requests at a steady rate, each on a connection of its own. Also the milliseconds of refusals and answers."""
     host, _, port = url.split("/")[2].partition(":")
     head = f"POST /{url.split('/', 3)[3]} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\nConnection: close\r\n"
     message = (head + "".join(f"{name}: {value}\r\n" for name, value in headers.items()) + "\r\n").encode() + body
     refusals: list[float] = []
+    answers: list[float] = []
 
     async def ask(after: float) -> int:
         await asyncio.sleep(after)
@@ -129,12 +130,12 @@ async def _flood(
         started = time.perf_counter()
         writer.write(message)
         status = int((await reader.readline()).split()[1])
-        if status in (429, 503):
-            refusals.append(1e3 * (time.perf_counter() - started))
+        if status in (200, 429, 503):
+            (answers if status == 200 else refusals).append(1e3 * (time.perf_counter() - started))
         writer.close()
         return status
 
-    return Counter(await asyncio.gather(*(ask(i / rate) for i in range(int(rate * seconds))))), refusals
+    return Counter(await asyncio.gather(*(ask(i / rate) for i in range(int(rate * seconds))))), refusals, answers
 
 
 def send_malformed(running: servers.Running) -> list[str]:
