@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from smelt.errors import SmeltError
+from smelt.errors import FileError, SmeltError
 from smelt.serve.audit import Audit
 from smelt.serve.config import Config, KeyConfig
 from smelt.serve.fronts import Others, sum_metrics
@@ -69,6 +69,10 @@ class App:
         self.keys = Keys(config.keys, config.admin)
         self.service = Service(catalogue, config, self.keys)
         catalogue.names_models = not config.keys
+        if config.workers > 1 and any(each.config.state for each in catalogue.every()):
+            raise FileError(
+                "a model with state is in one server process", expected="workers = 1", got=f"{config.workers} workers"
+            )
         self.audit = Audit(config.audit_log) if config.audit_log else None
         self.routes = Routes()
         self.draining = False

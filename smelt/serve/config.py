@@ -52,11 +52,13 @@ class ModelConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     warm_up: bool = True
     trusted: bool = False  # run inside the server instead of a sandboxed process of its own
     context: int | None = None  # longest sequence of a language model
+    state: dict[str, str] = {}  # inputs that come from a sequence's last request, and the outputs that become them
+    max_sequences: int = 1024  # of a model with state
     kernel_spans: int = 0  # with `otel`: one call in this number has a span for each kernel; 0: none
     steps: tuple[StepConfig, ...] = ()  # a pipeline instead of a model
 
     def check(self, where: str) -> ModelConfig:
-        least = {"instances": 1, "max_batch": 1, "max_delay_ms": 0, "max_queue": 0}
+        least = {"instances": 1, "max_batch": 1, "max_delay_ms": 0, "max_queue": 0, "max_sequences": 1}
         for field, low in least.items():
             if getattr(self, field) < low:
                 raise _wrong(where, field, f"at least {low}", getattr(self, field))

@@ -27,6 +27,7 @@ from smelt.serve.pipeline import SUFFIX as PYTHON
 from smelt.serve.pipeline import Pipeline, PipelineQueue, is_pipeline, read_steps
 from smelt.serve.problems import NotFoundError, RequestError, UnavailableError
 from smelt.serve.queue import Limits, ModelQueue
+from smelt.serve.sequences import Sequences, check_state
 from smelt.serve.stats import ModelStats, Sample
 from smelt.serve.step import ModelStep
 from smelt.serve.tensors import datatype
@@ -63,15 +64,20 @@ class Version:
     used: float = 0.0  # when it was last asked for, on `monotonic`
     on_demand: bool = False  # not loaded, to save memory; the next request loads it
     keep_alive: float | None = None  # seconds after its last use for which it stays loaded; None: for ever
+    sequences: Sequences | None = None  # of a model with state
     fitting: set[Any] = field(default_factory=set)  # names, element types and shapes of inputs that were checked
 
     @property
     def inputs(self) -> tuple[Port, ...]:
-        return self.loaded.signature.inputs if isinstance(self.loaded, TENSOR_MODELS) else ()
+        """What clients give: not the state of sequences."""
+        ports = self.loaded.signature.inputs if isinstance(self.loaded, TENSOR_MODELS) else ()
+        return tuple(port for port in ports if port.name not in self.config.state) if self.config.state else ports
 
     @property
     def outputs(self) -> tuple[Port, ...]:
-        return self.loaded.signature.outputs if isinstance(self.loaded, TENSOR_MODELS) else ()
+        ports = self.loaded.signature.outputs if isinstance(self.loaded, TENSOR_MODELS) else ()
+        kept = self.config.state.values()
+        return tuple(port for port in ports if port.name not in kept) if kept else ports
 
     @property
     def isolated(self) -> bool:
@@ -189,7 +195,8 @@ class Catalogue:
         if versions is None or (version and version not in versions):
             return None
         found = self.pick(name, version)
-        return found if found.state == READY and isinstance(found.queue, ModelQueue) else None
+        is_direct = found.state == READY and isinstance(found.queue, ModelQueue) and found.sequences is None
+        return found if is_direct else None
 
     def get(self, name: str, version: str = "") -> Version:
         """A model that can be called now. One that was unloaded to save memory is loaded in the meantime."""
@@ -275,6 +282,7 @@ class Catalogue:
                 old.append(wanted)
             else:
                 fresh = wanted
+            fresh.sequences = next((v.sequences for v in old if v.config.state == fresh.config.state), None)
             try:
                 await self._make_room(fresh)
             except SmeltError as error:
@@ -296,6 +304,8 @@ class Catalogue:
                 fresh.state, fresh.reason = UNAVAILABLE, f"{type(error).__name__}: {error}"
                 fresh.on_demand, fresh.bytes = False, 0
                 raise UnavailableError(f"{name} could not be loaded: {fresh.reason}") from error
+            if fresh.config.state and fresh.sequences is None:
+                fresh.sequences = Sequences(name, fresh.config.state, fresh.config.max_sequences)
             fresh.seconds = time.perf_counter() - started
             fresh.state, fresh.reason, fresh.on_demand, fresh.used = READY, "", False, time.monotonic()
             versions[fresh.version] = fresh
@@ -498,6 +508,19 @@ async def _open_pipeline(version: Version, demand: Callable[[str], Awaitable[Ver
 
 
 def _open(version: Version, zygote: Zygote) -> None:
+    _open_model(version, zygote)
+    if version.config.state:
+        if version.language:
+            raise UnsupportedError(f"{version.name} is a language model, which has no `state`", remedy="leave it out")
+        ports = version.loaded.signature
+        try:
+            check_state(version.name, version.config.state, ports.inputs, ports.outputs)
+        except SmeltError:
+            version.loaded.close()
+            raise
+
+
+def _open_model(version: Version, zygote: Zygote) -> None:
     config = version.config
     if not version.isolated:
         version.language = is_language(version.path)
@@ -505,6 +528,13 @@ def _open(version: Version, zygote: Zygote) -> None:
             version.loaded = open_texts(version.name, version.path, config)
             return
     if version.isolated:
+        if config.engine == "pjrt" or config.device not in ("auto", "cpu"):
+            raise UnsupportedError(
+                f"{version.name}: a sandboxed worker has no accelerator and starts no process",
+                expected='device "cpu", engine "native" or "reference"',
+                got=f"device {config.device!r}, engine {config.engine!r}",
+                remedy="trusted = true for this model, or --trusted",
+            )
         if config.kernel_spans:
             raise UnsupportedError(
                 f"{version.name}: kernels are traced inside the server only",

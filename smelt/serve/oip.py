@@ -28,7 +28,8 @@ from smelt.serve.shared_memory import REGION, Regions
 from smelt.serve.tensors import from_bytes, from_json, read_tensor, to_json
 from smelt.version import __version__
 
-EXTENSIONS = ["binary_tensor_data", "model_repository", "statistics", "model_configuration"]
+EXTENSIONS = ["binary_tensor_data", "classification", "model_configuration", "model_repository", "schedule_policy"]
+EXTENSIONS += ["sequence", "statistics"]
 HEADER_LENGTH = b"inference-header-content-length"
 BINARY_TYPE = b"application/octet-stream"
 INTERNAL = "smelt_internal_error"
@@ -113,12 +114,20 @@ class Service:
         parameters: Mapping[str, Any],
         started: float,
         request: Request | None = None,
+        client: str = "",
     ) -> Outcome:
         """Run a model. `started`: when the request came, on `perf_counter`. The client's leaving cancels the call."""
         found = await self.catalogue.demand(name, version)
         call = InferCall(found, started, request)
         try:
-            work = call.prepare(inputs).infer(inputs, *_options(found, parameters))
+            queue, options = call.prepare(inputs), _options(found, parameters)
+            if found.sequences is not None and isinstance(queue, ModelQueue):
+                if request is not None and request.key is not None:
+                    client = request.key.name
+                ports = found.loaded.signature.inputs
+                work = found.sequences.infer(queue, ports, inputs, parameters, client, *options)
+            else:
+                work = queue.infer(inputs, *options)
             outputs, timing = await (work if request is None else request.while_connected(work))
         except BaseException as error:
             call.fail(error)

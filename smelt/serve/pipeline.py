@@ -41,6 +41,8 @@ class Called(Protocol):
     def outputs(self) -> tuple[Port, ...]: ...
     @property
     def queue(self) -> Any: ...
+    @property
+    def sequences(self) -> Any: ...
 
 
 Steps = Sequence[tuple[PythonStep | ModelStep, StepConfig]]
@@ -191,6 +193,8 @@ def _stage(each: PythonStep | ModelStep, said: StepConfig, models: Mapping[str, 
             raise UnsupportedError(
                 f"{each.name} is a language model and no step of a pipeline", remedy="serve it beside the pipeline"
             )
+        if served.sequences is not None:
+            raise UnsupportedError(f"{each.name} has state and is no step of a pipeline", remedy="serve it alone")
         inputs, outputs = ({p.name: _value(p) for p in ports} for ports in (served.inputs, served.outputs))
         takes, gives = {**each.inputs, **said.inputs}, {**each.outputs, **said.outputs}
     for given, real, what in ((takes, inputs, "input"), (gives, outputs, "output")):

@@ -93,7 +93,7 @@ class Simple:
         version = await self._callable(request)
         body = await request.body(self.config.max_body, self.config.body_timeout)
         asked = read_json(_ASKED, body, "the request")
-        return json_response(await request.while_connected(self._run(version, asked, started)))
+        return json_response(await request.while_connected(self._run(version, asked, started, _client(request))))
 
     async def infer_batch(self, request: Request) -> Response:
         """Several requests in one body. Each has an answer or an error of its own; they share calls where they may."""
@@ -103,7 +103,7 @@ class Simple:
         asked = read_json(_BATCH, body, "the request").requests
         if len(asked) > MAX_REQUESTS:
             raise RequestError("too many requests", expected=f"at most {MAX_REQUESTS}", got=len(asked))
-        work = (self._run_or_report(version, each, started) for each in asked)
+        work = (self._run_or_report(version, each, started, _client(request)) for each in asked)
         return json_response({"responses": await request.while_connected(_gather(work))})
 
     async def _callable(self, request: Request) -> Version:
@@ -114,23 +114,27 @@ class Simple:
             raise RequestError(f"{name} is a language model", remedy="POST /v1/chat/completions, or /v1/completions")
         return version
 
-    async def _run(self, version: Version, asked: Asked, started: float) -> dict[str, Any]:
+    async def _run(self, version: Version, asked: Asked, started: float, client: str) -> dict[str, Any]:
         inputs = read_inputs(version, asked.inputs, self.config.max_elements)
-        outcome = await self.service.infer(version.name, "", inputs, asked.parameters, started)
+        outcome = await self.service.infer(version.name, "", inputs, asked.parameters, started, client=client)
         outputs = {name: to_lists(array) for name, array in outcome.outputs.items()}
         spent = round((time.perf_counter() - started) * 1000, 3)
         answered = outcome.version
         return {"model": answered.name, "version": answered.version, "outputs": outputs, "ms": spent}
 
-    async def _run_or_report(self, version: Version, asked: Asked, started: float) -> dict[str, Any]:
+    async def _run_or_report(self, version: Version, asked: Asked, started: float, client: str) -> dict[str, Any]:
         try:
-            return await self._run(version, asked, started)
+            return await self._run(version, asked, started, client)
         except SmeltError as error:
             return {"error": str(error), "detail": error.record(), "status": status_of(error)}
 
 
 async def _gather(work: Any) -> list[dict[str, Any]]:
     return list(await asyncio.gather(*work))
+
+
+def _client(request: Request) -> str:
+    return "" if request.key is None else str(request.key.name)
 
 
 def _is_admin(keys: Keys, request: Request) -> bool:

@@ -141,6 +141,14 @@ def test_errors_of_loading_are_those_of_the_model(tmp_path: Path) -> None:
         assert str(broken) in reply.json["error"]
 
 
+@pytest.mark.parametrize("fields", [{"device": "cuda", "engine": "auto"}, {"engine": "pjrt"}])
+def test_accelerators_are_for_trusted_models(fields: dict[str, str]) -> None:
+    with serving(model(DIGITS, trusted=False, **fields)) as found:
+        reply = found.post("/v2/models/digits/infer", ask(PIXELS, "pixels"))
+        assert reply.status == 503
+        assert "trusted = true" in reply.json["error"]
+
+
 # ---- models that misbehave ----
 
 KINDS = ("escape", "wait", "hang", "crash", "babble", "fail")

@@ -131,7 +131,7 @@ def test_a_model_that_was_unloaded_to_save_memory_comes_back(folder: Path) -> No
 class Model:
     """A model as steps see it."""
 
-    queue = object()
+    queue, sequences = object(), None
 
     def __init__(self, inputs: dict[str, str], outputs: dict[str, str]) -> None:
         self.inputs, self.outputs = (

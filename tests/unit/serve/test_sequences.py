@@ -1,0 +1,127 @@
+"""Models with state: sequences by correlation id, over REST, in order, each with the state of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from smelt.errors import FileError
+from smelt.serve import sequences
+from smelt.serve.app import App
+from smelt.serve.config import Config, KeyConfig
+from smelt.serve.models import Catalogue
+from tests.unit.serve.client import DIGITS, Client, Reply, model, serving
+
+STATE = {"before": "after"}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`total` is the sum of all `x` of a sequence."""
+    found = tmp_path_factory.mktemp("models") / "sums.onnx"
+    shape: list[Any] = ["B", 2]
+    ports = {
+        name: helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name in ("x", "before", "after", "total")
+    }
+    nodes = [helper.make_node("Add", ["x", "before"], ["after"]), helper.make_node("Identity", ["after"], ["total"])]
+    graph = helper.make_graph(
+        nodes, "sums", [ports["x"], ports["before"]], [ports["after"], ports["total"]]
+    )  # fmt: skip
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), found)
+    return found
+
+
+@pytest.fixture(params=[True, False], ids=["trusted", "isolated"], scope="module")
+def client(request: pytest.FixtureRequest, path: Path) -> Iterator[Client]:
+    with serving(model(path, state=STATE, max_sequences=3, trusted=request.param), admin=True) as found:
+        yield found
+
+
+async def send(client: Client, x: Any, number: Any, *flags: str, **headers: str) -> Reply:
+    array = np.asarray(x, np.float32).reshape(-1, 2)
+    parameters = {"sequence_id": number, **{f"sequence_{flag}": True for flag in flags}}
+    tensor = {"name": "x", "shape": list(array.shape), "datatype": "FP32", "data": array.reshape(-1).tolist()}
+    return await client.ask("POST", "/v2/models/sums/infer", {"inputs": [tensor], "parameters": parameters}, headers)
+
+
+def total(reply: Reply) -> list[float]:
+    assert reply.status == 200, reply.body
+    (output,) = reply.json["outputs"]
+    assert output["name"] == "total"
+    found: list[float] = output["data"]
+    return found
+
+
+def test_sequences_have_the_state_of_their_own(client: Client) -> None:
+    def say(*given: Any) -> list[float]:
+        return total(client.run(send(client, *given)))
+
+    assert say([1, 2], 7, "start") == [1, 2]
+    assert say([10, 20, 5, 5], "other", "start") == [10, 20, 5, 5]  # two rows
+    assert say([1, 1], 7) == [2, 3]
+    assert say([1, 1, 1, 1], "other") == [11, 21, 6, 6]
+    assert say([1, 1], 7, "start") == [1, 1], "it begins again"
+    assert say([1, 1], 7, "end") == [2, 2]
+    assert client.run(send(client, [1, 1], 7)).status == 400
+    assert say([0, 0, 0, 0], "other", "end") == [11, 21, 6, 6]
+    meta = client.get("/v2/models/sums").json
+    assert [[each["name"] for each in meta[side]] for side in ("inputs", "outputs")] == [["x"], ["total"]]
+
+
+def test_requests_of_a_sequence_run_in_order(client: Client) -> None:
+    async def work() -> list[list[float]]:
+        numbers = range(1, 21)
+        asked = [
+            send(client, [n, 0], 1, *(["start"] if n == 1 else []), *(["end"] if n == 20 else [])) for n in numbers
+        ]
+        return [total(reply) for reply in await asyncio.gather(*asked)]
+
+    assert [row[0] for row in client.run(work())] == np.cumsum(range(1, 21)).tolist()
+
+
+def test_mistakes(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    for wrong in (0, "", None, True, 1.5, "x" * 300):
+        assert client.run(send(client, [1, 1], wrong, "start")).status == 400
+    assert [client.run(send(client, [1, 1], n, "start")).status for n in (1, 2, 3, 4)] == [200, 200, 200, 429]
+    assert client.run(send(client, [1, 1, 1, 1], 1)).status == 400, "other rows than those of its state"
+    assert total(client.run(send(client, [1, 1], 1))) == [2, 2], "a mistake leaves the state"
+    monkeypatch.setattr(sequences, "IDLE", -1.0)
+    assert client.run(send(client, [1, 1], 4, "start")).status == 200
+    monkeypatch.undo()
+    assert client.run(send(client, [1, 1], 2)).status == 400, "it was idle"
+    assert client.run(send(client, [1, 1], 4, "end")).status == 200
+
+
+def test_a_sequence_outlives_a_swap(client: Client) -> None:
+    assert total(client.run(send(client, [1, 2], 9, "start"))) == [1, 2]
+    assert client.post("/v2/repository/models/sums/load").status == 200
+    assert total(client.run(send(client, [1, 2], 9, "end"))) == [2, 4]
+
+
+def test_a_sequence_belongs_to_its_key(path: Path) -> None:
+    keys = [KeyConfig(name, sha256(name.encode()).hexdigest()) for name in ("a", "b")]
+    with serving(model(path, state=STATE), keys=keys) as found:
+        assert found.run(send(found, [1, 1], 5, "start", authorization="Bearer a")).status == 200
+        assert found.run(send(found, [1, 1], 5, authorization="Bearer b")).status == 400
+        assert total(found.run(send(found, [1, 1], 5, authorization="Bearer a"))) == [2, 2]
+
+
+@pytest.mark.parametrize("state", [{"before": "nothing"}, {"nothing": "after"}, {"before": "after", "x": "total"}])
+def test_a_state_that_does_not_fit_is_refused(path: Path, state: dict[str, str]) -> None:
+    with serving(model(path, state=state), model(DIGITS)) as found:
+        assert found.run(send(found, [1, 1], 5, "start")).status == 503
+
+
+def test_several_server_processes_have_no_common_state(path: Path) -> None:
+    config = Config(models=[model(path, state=STATE)], workers=2)
+    with pytest.raises(FileError, match="one server process"):
+        App(Catalogue(config.models), config)
