@@ -50,7 +50,7 @@ def with_key(request: tuple[bytes, dict[str, str]]) -> tuple[bytes, dict[str, st
     return request[0], {**request[1], "Authorization": f"Bearer {KEY}"}
 
 
-def open_loop(seconds: float, rate: float) -> None:
+def load_open(seconds: float, rate: float) -> None:
     for trusted in (True, False):
         with keyed_server(mlp.write_onnx(CACHE / "mlp.onnx"), mlp.NAME, trusted) as running:
             url = running.url.partition("/v2/")[0]
@@ -74,7 +74,7 @@ def open_loop(seconds: float, rate: float) -> None:
         print("trusted" if trusted else "isolated", done.stdout.strip(), flush=True)
 
 
-def closed(seconds: float) -> None:
+def load_closed(seconds: float) -> None:
     for trusted in (True, False):
         with keyed_server(mlp.write_onnx(CACHE / "mlp.onnx"), mlp.NAME, trusted) as running:
             for name, request in (("JSON", mlp.json_request()), ("binary", mlp.binary_request())):
@@ -83,7 +83,7 @@ def closed(seconds: float) -> None:
                 print("trusted" if trusted else "isolated", name, json.dumps(found.record()), flush=True)
 
 
-def throughput(path: Path, seconds: float, rounds: int) -> None:
+def compare_throughput(path: Path, seconds: float, rounds: int) -> None:
     """A process that calls the model without a pause, and a server with eight clients, one after the other."""
     import smelt
 
@@ -132,7 +132,7 @@ def overload(seconds: float, deadline: float) -> None:
     print(json.dumps(found))
 
 
-def ready(path: Path, rounds: int) -> None:
+def time_loading(path: Path, rounds: int) -> None:
     """Unload, load, and call once; the bundle is made first."""
     bundle = CACHE / f"{path.stem}.smelt"
     if not bundle.exists():
@@ -175,15 +175,15 @@ def main() -> None:
         parser.error("which model?")
     match given.goal:
         case "open":
-            open_loop(given.seconds, given.rate)
+            load_open(given.seconds, given.rate)
         case "closed":
-            closed(given.seconds)
+            load_closed(given.seconds)
         case "throughput":
-            throughput(given.model, given.seconds, given.rounds)
+            compare_throughput(given.model, given.seconds, given.rounds)
         case "overload":
             overload(given.seconds, given.deadline)
         case "ready":
-            ready(given.model, given.rounds)
+            time_loading(given.model, given.rounds)
 
 
 if __name__ == "__main__":
