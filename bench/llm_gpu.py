@@ -4,7 +4,8 @@ A decoder of Llama 3.1 8B's sizes with random bf16 weights. Ours: `smelt.llm`'s 
 paged cache and sampling. The twin: `bench.llama_gpu.Twin`, one jitted step with a contiguous cache, in both layouts of
 its weights. Rounds are interleaved; the ratio is to the faster layout. The record is written after every batch size.
 `step` has a decode step alone, called back to back: device time, the host's time to start it, bytes that it reads;
-with `--options` also as compiled with other XLA options. `--dump` writes what XLA made of both.
+with `--options` also as compiled with other XLA options. `read` has the step of a prompt alone, `again` a decode step
+whose program the cache has. `--dump` writes what XLA made of both.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import numpy as np
 from bench.llama_gpu import Twin
 from examples.llama_gpu import BASE, EPSILON, Sizes
 from smelt.dtype import Array, bf16
+from smelt.llm.batch import Batch
 from smelt.llm.checkpoint import Checkpoint
 from smelt.llm.checkpoint_model import load_checkpoint
 from smelt.llm.config import PAGE
@@ -80,6 +82,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         note(f"batch {batch}: {found['step']}")
         if options.dump:
             dump(options.dump, model, twins, batch)
+        if batch == batches[0]:
+            found["read"] = model._engine.between_steps(partial(measure_reading, model))
+            with _compiled_with(model, "") as slots:  # from the cache of programs
+                found["again"] = model._engine.between_steps(partial(measure_step, model, slots, batch))
+                if options.draw:
+                    asked = Sampling(temperature=0.8, top_k=50, top_p=0.95)
+                    act = partial(measure_step, model, slots, batch, asked=asked)
+                    found["draw"] = model._engine.between_steps(act)
+            note(f"batch {batch}: {found['read']}, again {found['again']}, drawing {found.get('draw')}")
         for given in options.options if batch == batches[0] else ():
             with _compiled_with(model, given) as slots:
                 found[given] = model._engine.between_steps(partial(measure_step, model, slots, batch))
@@ -100,6 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     found.add_argument("--tiny", action="store_true", help="a small model, for a processor")
     found.add_argument("--alone", action="store_true", help="no twin")
     found.add_argument("--dump", type=Path, help="a folder for XLA's optimised programs")
+    found.add_argument("--draw", action="store_true", help="a step that draws tokens, too, for the first batch size")
     found.add_argument("--options", nargs="*", default=[], help="name=value of XLA, each for the first batch size")
     return found
 
@@ -248,16 +260,40 @@ def measure(
 # ---- a step alone ----
 
 
-def measure_step(model: LanguageModel, slots: SlotPrograms, batch: int, count: int = 24) -> dict[str, float]:
-    """A decode step over slots, called `count` times in a row: milliseconds, and what it moves."""
+def measure_reading(model: LanguageModel, count: int = 8) -> dict[str, float]:
+    """The step that reads a prompt of `PROMPT` tokens, called `count` times in a row."""
+    pool = model._engine.pool
+    pages = list(range(-(-PROMPT // PAGE)))
+    batch = Batch.of([([0] * PROMPT, 0, pages, [PROMPT - 1])])
+    start = 0.0
+    for i in range(count + 2):
+        if i == 2:
+            start = time.perf_counter()
+        made, arrays = model._step.run(batch, pool.take())
+        pool.give(arrays)
+        if i == 1:
+            made.best(0)
+    made.best(0)
+    return {"device_ms": 1e3 * (time.perf_counter() - start) / count}
+
+
+def measure_step(
+    model: LanguageModel, slots: SlotPrograms, batch: int, count: int = 24, asked: Sampling | None = None
+) -> dict[str, float]:
+    """A decode step over slots, called `count` times in a row: milliseconds, and what it moves. The pages are garbage:
+    the model's own are forgotten."""
+    model._engine.pool.pages.forget()
     pool = model._engine.pool
     pools = pool.take()
     pool.give(pools)
     pages = -(-PROMPT // PAGE)
-    requests = [Request([0] * (PROMPT + 1), count, Sampler(Sampling(), [], model.config.v)) for _ in range(batch)]
+    requests = [
+        Request([0] * (PROMPT + 1), count, Sampler(asked or Sampling(), [], model.config.v)) for _ in range(batch)
+    ]
     for request in requests:
         request.sequence = Pages(list(range(pages)), PROMPT)
     seconds, run = _measure(lambda: DecodeRun(slots, requests, pools))
+    first, _ = _measure(lambda: run.step().best(0))  # compiles
     for _ in range(4):
         made = run.step()
     made.best(0)
@@ -269,10 +305,11 @@ def measure_step(model: LanguageModel, slots: SlotPrograms, batch: int, count: i
     made.best(0)
     each = (time.perf_counter() - start) / count
     moved = model_bytes(model) + slots.nbytes(batch, PROMPT)
-    memory = slots.greedy.memory()
+    memory = (slots.greedy if asked is None else slots.drawing).memory()
     return {
         "device_ms": 1e3 * each,
         "start_ms": 1e3 * begun / 8,
+        "first_s": first,
         "fill_ms": 1e3 * seconds,
         "read_gb": moved / 1e9,
         "gb_per_s": moved / 1e9 / each,
@@ -298,12 +335,12 @@ def _slots(model: LanguageModel) -> SlotPrograms:
 
 @contextmanager
 def _compiled_with(model: LanguageModel, given: str) -> Iterator[SlotPrograms]:
-    """The programs again, compiled with an option of XLA."""
+    """The programs again, compiled with an option of XLA, or none."""
     step = _step(model)
     platform = step._bound.platform
     client = platform.engine.client
     before = client.options
-    client.options = {**before, **dict([given.split("=", 1)])}
+    client.options = {**before, **dict([given.split("=", 1)] if given else [])}
     made = SlotPrograms(step.placed, model.config, platform, step.precision)
     try:
         yield made

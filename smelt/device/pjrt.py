@@ -9,11 +9,13 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import logging
 import math
 import mmap
 import os
 import re
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -27,6 +29,7 @@ import numpy as np
 
 from smelt.activity import Activity
 from smelt.buffer import HostBuffer, in_thread
+from smelt.device import pjrt_cache
 from smelt.dtype import Array, dtype
 from smelt.engine_api import Cost, Memory
 from smelt.errors import (
@@ -42,6 +45,8 @@ from smelt.frozen import Frozen
 from smelt.shape import Shape
 from smelt.weights import Stored
 
+log = logging.getLogger("smelt")
+WORTH = 1.0  # seconds of compiling, from which on a program is kept
 KEEP = "use the buffer before it is donated or deleted, or .copy() it first"
 KNOWN = ("0.10", "0.11")  # jaxlib versions that the tests run with
 REMEDY = "pip install smelt[xla]"
@@ -155,6 +160,7 @@ class Client:
         self.lost: str | None = None
         self._raw, self._device, self._jax = raw, devices[index], jax
         self.options: dict[str, str] = {}  # of XLA, for what is compiled from now on
+        self.caches = platform != "cpu"  # whether compiled programs are kept on disk
         self.watch: Watch | None = None  # running calls, counted from the first call of `stats`
         self._used = self.peak = 0  # bytes of buffers, counted here if the device has no statistics
         self._counting = threading.Lock()
@@ -223,7 +229,23 @@ class Client:
         return PjrtBuffer(raw, Shape.of(dtype(view.dtype), view.shape), self)
 
     def compile(self, text: str, results: Sequence[Shape]) -> Loaded:
-        """Compile StableHLO text whose `@main` has these results."""
+        """Compile StableHLO text whose `@main` has these results, or read what was compiled before."""
+        if not self.caches:
+            return self._compile(text, results)
+        key = pjrt_cache.key_of(text, self.version, self.options)
+        found = pjrt_cache.find(key)
+        if found is not None:
+            try:
+                return self.load(found, results)
+            except SmeltError as error:
+                log.warning("a program in the cache cannot be used: %s", error.message)
+        start = time.perf_counter()
+        made = self._compile(text, results)
+        if found is None and time.perf_counter() - start > WORTH:
+            pjrt_cache.keep(key, made.serialize)
+        return made
+
+    def _compile(self, text: str, results: Sequence[Shape]) -> Loaded:
         with jaxlib_calls("the program", UnsupportedError, self):
             if LAPACK in text and has_lapack(self.platform):
                 register_lapack()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -56,3 +57,35 @@ def test_a_deleted_buffer_is_refused(client: Any) -> None:
     given.delete()
     with pytest.raises(RunError, match="was donated to a run"):  # the first reason stays
         given.numpy()
+
+
+def test_compiled_programs_are_kept_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU. Another option of XLA is another program; what cannot be loaded is compiled again."""
+    monkeypatch.setenv("SMELT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(pjrt, "WORTH", 0.0)
+    made = pjrt.Client("cpu")
+    monkeypatch.setattr(made, "caches", True)
+    compiled: list[str] = []
+
+    def compile_now(text: str, results: Any) -> Any:
+        compiled.append(text)
+        return pjrt.Client._compile(made, text, results)
+
+    monkeypatch.setattr(made, "_compile", compile_now)
+    kind = "tensor<2x3xf32>"
+    body = f"%0 = stablehlo.add %a, %a : {kind}\n  return %0 : {kind}"
+    text = f"func.func public @main(%a: {kind}) -> {kind} {{\n  {body}\n}}"
+
+    def double() -> None:
+        (found,) = made.compile(text, [SHAPE])([made.put(DATA, SHAPE)])
+        np.testing.assert_array_equal(found.numpy(), 2 * DATA)
+
+    for _ in range(3):
+        double()
+    assert len(compiled) == 1
+    made.options = {"xla_backend_optimization_level": "1"}
+    double()
+    assert len(compiled) == 2
+    monkeypatch.setattr("smelt.device.pjrt_cache.find", lambda key: b"no program")
+    double()
+    assert len(compiled) == 3
