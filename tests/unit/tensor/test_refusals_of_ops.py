@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -121,6 +122,16 @@ ROWS: list[Row] = [
     ("jvp: one tangent for each argument", None, lambda: smelt.jvp(lambda x: x, (V,), (V, V))),
     ("jvp: the tangents have another structure than the arguments", None,
      lambda: smelt.jvp(lambda x: x[0], ([V, V],), ([V],))),
+    ("full: the value is not a scalar", None, lambda: smelt.full("f32[2]", V)),
+    ("grad: the loss must be a real number", '.to("f32") or .real()', lambda: COMPLEX.sum().grad(COMPLEX)),
+    ("grad: the loss must be a real number", '.to("f32") or .real()', lambda: V.sum().to("i32").grad(V)),
+    ("grad: the loss must be a scalar", ".sum() or .mean(), or smelt.vjp with a cotangent", lambda: (V * 2).grad(V)),
+    ("grad: the loss is a int, not a tensor", "return one scalar tensor", lambda: smelt.grad(lambda x: 3)(V)),
+    ("nn.Linear: from which axis to which?", None, lambda: smelt.nn.Linear(c=3)),
+    ("nn.Linear: from which axis to which?", None, lambda: smelt.nn.Linear()),
+    ("nn.Linear: from which axis to which?", None, lambda: smelt.nn.Linear(c=3, o=(4, 5))),
+    ("nn.Linear: from which axis to which?", None, lambda: smelt.nn.Linear(c=(3, 4, 5))),  # type: ignore[arg-type]
+    ("nn.Linear: 0 axes with numbers follow the features", None, lambda: smelt.nn.Linear(c=3, o=4, y=3)),
 ]  # fmt: skip
 
 
@@ -151,3 +162,35 @@ def test_padding_by_name_leaves_other_axes_alone() -> None:
     assert image.conv(kernel, "y x", padding={"y": (1, 1)}).shape.sizes == (1, 3, 6, 4)
     assert image.conv(kernel, "y x", padding={"x": (0, 1)}).shape.sizes == (1, 3, 4, 5)
     assert image.conv(kernel, "y x", strides={"y": 2}).shape.sizes == (1, 3, 2, 4)
+
+
+def test_features_of_layers() -> None:
+    from smelt.tensor.nn.sizes import features
+
+    found, windows = features("Conv", {"c": (3, 8), "y": 5, "x": 7}, 2)
+    assert (found.in_axis, found.in_size, found.out, found.out_size, found.inner) == ("c", 3, "c", 8, "c_out")
+    assert windows == {"y": 5, "x": 7}
+    found, windows = features("Conv", {"c": 3, "o": 8, "y": 5}, -1)
+    assert (found.in_axis, found.in_size, found.out, found.out_size, found.inner) == ("c", 3, "o", 8, "o")
+    assert windows == {"y": 5}
+    with pytest.raises(TensorError, match="2 axes with numbers follow the features") as caught:
+        features("Conv", {"c": 3, "o": 8, "y": 5}, 2)
+    assert caught.value.remedy == "nn.Conv(c=3, o=64, y=3, x=3)"
+
+
+def test_a_tensor_from_a_pickle_does_not_change() -> None:
+    again = pickle.loads(pickle.dumps(made((2, 3), "a b") + 1))
+    assert again.shape == smelt.Shape("f32", a=2, b=3)
+    assert not again.numpy().flags.writeable
+    assert again.numpy().tolist() == [[1, 1, 1], [1, 1, 1]]
+
+
+def test_factors_of_rotary_positions() -> None:
+    """Position p of pair i is turned by p · factor_i · base^(-2i/4)."""
+    factors = (2.0, 0.5)
+    x = np.random.default_rng(1).standard_normal((3, 4)).astype(np.float32)
+    got = smelt.nn.RoPE(k=4, base=100.0, factors=factors)(smelt.tensor(x, "s k")).numpy()
+    angles = np.arange(3)[:, None] * np.array(factors) * 100.0 ** (-np.array([0, 2]) / 4)
+    a, b = x[:, :2].astype(np.float64), x[:, 2:].astype(np.float64)
+    want = np.concatenate([a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles)], 1)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
