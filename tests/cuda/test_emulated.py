@@ -106,6 +106,23 @@ def test_bf16_weights_on_tensor_cores(machine: str, left: str, emulated: Emulate
     assert [*map(str, made(odd.astype(kind))[0].numpy()[:, 0])] == [str(np.float32(np.inf * np.sign(w[5, 0]))), "nan"]
 
 
+def test_few_tiles_are_split_along_k(emulated: EmulatedCuda, seed: int) -> None:
+    """K-blocks on blocks of their own: the bits of a processor."""
+    text = bf16_product(20, 300, 100, "f32").replace("bf16", "f32")
+    random = np.random.default_rng(seed)
+    x, w = (random.standard_normal(sizes, np.float32) for sizes in ((20, 300), (300, 100)))
+    there, here = (
+        NativeEngine(target).compile(parse(text)).prepare(Weights.of({"w": HostBuffer.of(w)}))
+        for target in (emulated.target(), cpu.target())
+    )
+    before = emulated.emulated.launches
+    got = there(x)[0].numpy()
+    assert emulated.emulated.launches == before + 2
+    np.testing.assert_allclose(got, x @ w, rtol=1e-4, atol=1e-4)
+    if "fma" in cpu.target().features:
+        np.testing.assert_array_equal(got, here(x)[0])
+
+
 @pytest.mark.parametrize("name", [*MODELS])
 def test_small_models(name: str, emulated: EmulatedCuda, seed: int) -> None:
     """Every model with dynamic dimensions, at several sizes, from one compilation."""

@@ -1,15 +1,16 @@
 """GEMM on a GPU: a block computes a tile of sums in shared memory by one micro-kernel call, then stores it through the
 epilogue.
 
-Panels of f32 weights are those of a processor, and so are the K-blocks of a sum: results have the same bits. bf16
-weights take tensor cores (`loops.tensor_tile`). A few rows (decoding) take narrow tiles, so that many blocks read the
-weights at once; where the number of rows is dynamic, both kinds of tiles are built, and the call takes one of them.
-`conv_simt.py` has convolutions.
+Panels of f32 weights are those of a processor, and so are the K-blocks of a sum: results have the same bits. Where
+there are few tiles, each K-block has a block of its own (split-K). bf16 weights take tensor cores
+(`loops.tensor_tile`). A few rows (decoding) take narrow tiles, so that many blocks read the weights at once; where the
+number of rows is dynamic, both kinds of tiles are built, and the call takes one of them. `conv_simt.py` has
+convolutions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from smelt.dim import Size, ceildiv, floordiv, minimum
@@ -18,15 +19,17 @@ from smelt.ir.core import Op
 from smelt.kernel.build.gemm import Columns, axis_stride, panel_slice, required_form, row_slice
 from smelt.kernel.build.sinks import Output, simt_sink
 from smelt.kernel.loops.form import F32_F16, FEW_BF16, FEW_F32_BF16, INT8, Form
-from smelt.kernel.loops.grammar import Amount, Expr, Mma, Number, Place, Slice, add, scale, split
-from smelt.kernel.loops.nest import Index, Nest, tensor
+from smelt.kernel.loops.grammar import Amount, Expr, Mma, Number, Place, Set, Slice, add, scale, split
+from smelt.kernel.loops.nest import Index, Nest, flat, tensor
 from smelt.kernel.loops.tensor_tile import FEW_ROWS as FEW_TENSOR_ROWS
 from smelt.kernel.loops.tensor_tile import PAD, STAGES, TENSOR, TILE_ROWS, WIDTHS, stage_bytes
+from smelt.shape import Shape
 from smelt.target import Target
 
 FEW_ROWS = 8  # of a block where there are few rows of f32
 THREADS = 256  # of a block; with few rows each takes 4 columns of a K-block
 BUSY = 100  # blocks that keep a GPU busy
+PANEL, MOST_SUMS = 64, 1 << 23  # columns of a panel; sums of K-blocks that may be kept
 MANY_COLUMNS = 8192  # from here on a block with few rows takes 32 columns
 
 
@@ -54,6 +57,9 @@ def packed_dot(nest: Nest, op: Op, output: Output) -> None:
     shared, count, _, line = tensor(panels).sizes
     assert isinstance(line, int)
     width, columns = line // form.k_pack, tensor(op.result).sizes[2]
+    if not few and splits_k(form, tensor(lhs).sizes, count):
+        _split_k(nest, op, output, form)
+        return
     tall, wide = (FEW_ROWS, few_columns(form, depth, width)) if few else (TILE_ROWS, width)
     shares = ceildiv(min(width, columns) if isinstance(columns, int) else width, wide)
     with nest.loops((groups, ceildiv(rows, tall), count, shares)) as (group, part, panel, share):
@@ -70,6 +76,50 @@ def packed_dot(nest: Nest, op: Op, output: Output) -> None:
         inside = add(b.place.index, scale(share, wide * form.k_pack))
         nest.emit(Mma(tile.sums, a, Slice(Place(b.place.array, inside), b.sizes, b.strides), form))
         tile.store(nest, op, output, form.total, lambda row, column: (group, add(first, row), column))
+
+
+def splits_k(form: Form, sizes: Sequence[Size], panels: Size) -> bool:
+    """Whether there are too few tiles for a GPU, and several K-blocks, whose sums fit in memory for a while."""
+    groups, rows, depth = sizes
+    if not all(isinstance(each, int) for each in (*sizes, panels)) or form.k_pack > 1 or form.total != f32:
+        return False
+    tiles, blocks = groups * ceildiv(rows, TILE_ROWS) * panels, ceildiv(depth, form.block)
+    small = isinstance(blocks, int) and blocks * groups * rows * panels * PANEL <= MOST_SUMS
+    return small and isinstance(tiles, int) and tiles < BUSY and blocks > 1
+
+
+def _split_k(nest: Nest, op: Op, output: Output, form: Form) -> None:
+    """A block for each tile and K-block; a second launch adds the sums of the K-blocks, in order."""
+    lhs, panels = op.operands
+    (groups, rows, depth), (shared, count, _, width) = tensor(lhs).sizes, tensor(panels).sizes
+    columns = tensor(op.result).sizes[2]
+    assert isinstance(width, int)
+    blocks = ceildiv(depth, form.block)
+    kept = (blocks, groups, rows, columns)
+    parts = nest.scratch(Shape.of(form.total, kept))
+    with nest.loops((groups, ceildiv(rows, TILE_ROWS), count, blocks)) as (group, part, panel, block):
+        first, before, k = (nest.let(scale(*each)) for each in ((part, TILE_ROWS), (panel, width), (block, form.block)))
+        used, there = at_most(nest, TILE_ROWS, rows, first), at_most(nest, width, columns, before)
+        extent = at_most(nest, form.block, depth, k)
+        tile = Tiled(nest.tile("tile", form.total, TILE_ROWS * width), width, width, used, before, there)
+        a = row_slice(nest, op, lhs, (group, first, k), (used, extent))
+        place = (Number(0) if shared == 1 else group, panel, k)
+        b = panel_slice(nest, op, place, extent, Columns(before, width, there, form.total))
+        nest.emit(Mma(tile.sums, a, b, form))
+        with nest.loop(nest.let(scale(used, width)), "lane") as at:
+            row, column = (nest.let(each) for each in split(at, width))
+            with nest.guard(nest.less(column, there)):
+                here = (block, group, add(first, row), nest.let(add(before, column)))
+                nest.store(parts, flat(here, kept), nest.read(tile.name, at, form.total))
+    with nest.loops((groups, rows, columns)) as index:
+
+        def part_of(block: Expr) -> Expr:
+            return nest.read(nest.buffer(parts), flat((block, *index), kept), form.total)
+
+        total = nest.declare(form.total, part_of(Number(0)))
+        with nest.loop(blocks - 1, "ordered") as later:
+            nest.emit(Set(total, nest.apply("add", nest.keep(total), part_of(nest.let(add(later, 1))))))
+        output.finish(nest, op, index, nest.keep(total))
 
 
 def _tensor_dot(nest: Nest, op: Op, output: Output, form: Form) -> None:
