@@ -1,6 +1,7 @@
 """The README's Python examples run as they stand, and what it shows of `smelt check` is what the command says."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -31,3 +32,8 @@ def test_the_message_is_that_of_the_page_on_tensors():
     assert shown is not None
     assert shown.group(1).startswith("    mlp.py:")
     assert shown.group(1) in (ROOT / "docs" / "tensors.md").read_text()
+
+
+def test_the_readme_names_every_extra() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    assert [name for name in extras if name != "dev" and f"`{name}` (" not in README] == []

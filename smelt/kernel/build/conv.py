@@ -28,7 +28,7 @@ from smelt.kernel.build.gemm import (
 )
 from smelt.kernel.build.sinks import Output, sink
 from smelt.kernel.loops.form import F32, Form
-from smelt.kernel.loops.grammar import Amount, Expr, Mma, Number, Place, Share, Slice, add, scale
+from smelt.kernel.loops.grammar import Amount, Chunk, Expr, Mma, Number, Place, Slice, add, scale
 from smelt.kernel.loops.nest import Nest, tensor
 from smelt.kernel.tune.schedules import ROWS, Blocking, Conv, KernelKey, chunk_size
 
@@ -100,7 +100,7 @@ def packed_conv(nest: Nest, op: Op, output: Output) -> None:
                 start = window.start((*at, add(first_row, map_row), add(first, above)), sample, group)
                 a = Slice(Place(window.buffer, add(start, offset)), (height, taps, extent), window.slice_strides)
                 sums = columns.sums(tile, row(map_row, above), height)
-                prefetch = Share(
+                prefetch = Chunk(
                     add(nest.let(nest.apply("multiply", map_row, parts, dtype=i64)), part),
                     nest.let(nest.apply("multiply", row_count, parts, dtype=i64)),
                 )

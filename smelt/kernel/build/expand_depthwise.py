@@ -22,7 +22,7 @@ from smelt.kernel.build.gemm import Columns, Panels, chunk_bounds, form_of, min_
 from smelt.kernel.build.sinks import Output
 from smelt.kernel.loops.form import F32, INT8, Form
 from smelt.kernel.loops.grammar import Amount, Expr, Number, Quotient, Remainder, add, scale
-from smelt.kernel.loops.nest import ExpandedImage, Nest, tensor
+from smelt.kernel.loops.nest import Expansion, Nest, tensor
 from smelt.kernel.tune.schedules import ROWS, ExpandDepthwise, KernelKey, RowBands, largest_divisor
 
 FORMS = (F32, INT8)  # of the GEMM
@@ -33,7 +33,7 @@ SEGMENT = 56  # input pixels of a segment of a row that is too long or of dynami
 AT_ONCE = 4  # output pixels computed together, in a row of dynamic length
 
 
-def find_expansion(op: Op, users: Mapping[Value, Sequence[Op]]) -> ExpandedImage | None:
+def find_expansion(op: Op, users: Mapping[Value, Sequence[Op]]) -> Expansion | None:
     """The GEMM and elementwise ops that produce the input of a depthwise convolution, if it has no other user."""
     value = op.operands[0]
     shape = tensor(value)
@@ -61,8 +61,8 @@ def find_expansion(op: Op, users: Mapping[Value, Sequence[Op]]) -> ExpandedImage
             return None
     if len(users[value]) != 1 or tensor(dot.operands[0]).sizes[0] != 1:
         return None
-    image = ExpandedImage(dot, last, edge, before, closed)
-    return image if _Conv.of(op, image).fits else None
+    expansion = Expansion(dot, last, edge, before, closed)
+    return expansion if _Conv.of(op, expansion).fits else None
 
 
 def _gemms_behind(value: Value, depends: dict[Value, bool]) -> set[Op]:
@@ -87,16 +87,16 @@ def _gemms_behind(value: Value, depends: dict[Value, bool]) -> set[Op]:
     return found
 
 
-def expand_depthwise(nest: Nest, op: Op, output: Output, image: ExpandedImage) -> None:
+def expand_depthwise(nest: Nest, op: Op, output: Output, expansion: Expansion) -> None:
     """For one panel of channels, a chunk of rows and a segment of each: expand a band of rows, then convolve it while
     it is cache-resident."""
-    conv = _Conv.of(op, image)
-    key = conv.key(image)
+    conv = _Conv.of(op, expansion)
+    key = conv.key(expansion)
     schedule = nest.choose_schedule(key, ExpandDepthwise)
     bands = nest.bands(key, schedule)
     band, row_size, (stride, step) = bands.rows, conv.row_size, conv.taps.strides
     chunks, segments = conv.count_chunks(bands.chunks), conv.segments
-    nest.covered.update(dict.fromkeys(image.inside))
+    nest.covered.update(dict.fromkeys(expansion.inside))
     with nest.loops((conv.batch, chunks, segments, conv.panels)) as (number, chunk, segment, panel):
         first, rows = chunk_bounds(nest, chunk, conv.out[0], chunks)
         left, wide = chunk_bounds(nest, segment, conv.out[1], segments)
@@ -111,11 +111,11 @@ def expand_depthwise(nest: Nest, op: Op, output: Output, image: ExpandedImage) -
             down, columns_in = (
                 _Span.of(nest, add(scale(start, each), -before), windows, each, window_rows, size)
                 for start, windows, each, before, window_rows, size in (
-                    (add(first, done), count, stride, image.before[0], conv.window_rows, conv.image[0]),
-                    (left, wide, step, image.before[1], conv.window_columns + step - 1, conv.image[1]),
+                    (add(first, done), count, stride, expansion.before[0], conv.window_rows, conv.map_sizes[0]),
+                    (left, wide, step, expansion.before[1], conv.window_columns + step - 1, conv.map_sizes[1]),
                 )
             )
-            fill = _Expand(nest, conv, image, expanded, columns, number, panel)
+            fill = _Expand(nest, conv, expansion, expanded, columns, number, panel)
             fill.fill(down, columns_in, kept, bands)
             for start, groups, at_once in _pixel_groups(nest, wide, conv.out[1], schedule.pixels):
                 with (
@@ -151,7 +151,7 @@ class _Conv(Frozen):
 
     taps: Taps
     batch: Size
-    image: tuple[Size, Size]  # rows and columns without padding
+    map_sizes: tuple[Size, Size]  # rows and columns without padding
     out: tuple[Size, Size]
     segment: int
     channels: int
@@ -160,14 +160,14 @@ class _Conv(Frozen):
     form: Form
 
     @staticmethod
-    def of(op: Op, image: ExpandedImage) -> _Conv:
+    def of(op: Op, expansion: Expansion) -> _Conv:
         batch, down, columns_in, channels = tensor(op.result).sizes
         *window, _ = tensor(op.operands[1]).sizes
-        form, (_, panels, _, line) = required_form(image.dot), tensor(image.dot.operands[1]).sizes
+        form, (_, panels, _, line) = required_form(expansion.dot), tensor(expansion.dot.operands[1]).sizes
         assert isinstance(channels, int)
         assert isinstance(panels, int)
         assert isinstance(line, int)
-        _, y, x, _ = tensor(image.last).sizes
+        _, y, x, _ = tensor(expansion.last).sizes
         taps = taps_of({**op.attrs, "window": window})
         segment = max(1, SEGMENT // taps.strides[1])
         width = line // form.k_pack
@@ -225,14 +225,14 @@ class _Conv(Frozen):
         cheap = floordiv(rows * self.taps.strides[0], max(1, 6 * self.halo))
         return maximum(1, minimum(cheap, min_chunks(self.batch * self.panels)))
 
-    def key(self, image: ExpandedImage) -> KernelKey:
+    def key(self, expansion: Expansion) -> KernelKey:
         return KernelKey.of(
             "expand_depthwise",
             batch=self.batch,
             rows=self.out[0],
             pixels=self.out[1],
             across=self.columns_in,
-            depth=tensor(image.dot.operands[0]).sizes[2],
+            depth=tensor(expansion.dot.operands[0]).sizes[2],
             panels=self.panels,
             width=self.pitch,
             taps=prod(self.taps.window),
@@ -271,7 +271,7 @@ class _Expand(Frozen):
 
     nest: Nest
     conv: _Conv
-    image: ExpandedImage
+    expansion: Expansion
     expanded: str
     columns: Columns
     number: Expr
@@ -280,7 +280,7 @@ class _Expand(Frozen):
     def fill(self, down: _Span, columns_in: _Span, kept: Expr, bands: RowBands) -> None:
         """All rows but the `kept` ones of the band before."""
         nest, row_size = self.nest, self.conv.row_size
-        edge = Number(0.0, f32) if self.image.edge is None else nest.pull(self.image.edge, ())
+        edge = Number(0.0, f32) if self.expansion.edge is None else nest.pull(self.expansion.edge, ())
         above = nest.apply("minimum", nest.let(down.position(down.begin)), down.count, dtype=i64)
         below = nest.apply("maximum", nest.let(down.position(down.end)), kept, dtype=i64)
         for first, after in ((kept, above), (below, down.count)):
@@ -305,7 +305,7 @@ class _Expand(Frozen):
 
     def _run_gemm(self, down: _Span, columns_in: _Span, bands: RowBands) -> None:
         """The GEMM for the pixels inside: all rows at once if rows are whole, else row by row."""
-        nest, (height, width), pitch = self.nest, self.conv.image, self.conv.pitch
+        nest, (height, width), pitch = self.nest, self.conv.map_sizes, self.conv.pitch
         most, panel = bands.gemm_rows, self.conv.width
         form = self.conv.form
         tile = nest.tile("tile", form.total, bands.max_gemm_rows * panel)
@@ -325,14 +325,14 @@ class _Expand(Frozen):
             row_size = nest.let(add(down.begin, each))
             start = nest.let(add(scale(add(scale(self.number, height), row_size), width), columns_in.begin, first))
             here = Panels(self.panel, None, 0, self.columns.width, self.conv.channels, form.total, self.columns)
-            multiply(nest, self.image.dot, tile, (Number(0), start, used), here, ROWS, form)
+            multiply(nest, self.expansion.dot, tile, (Number(0), start, used), here, ROWS, form)
             with nest.loop(used, "ordered") as row:
                 at = nest.let(add(first, row))
                 y = nest.let(add(row_size, Quotient(at, width)))
                 x = nest.let(add(columns_in.begin, Remainder(at, width)))
                 pixel = scale(add(scale(down.position(y), self.conv.columns_in), columns_in.position(x)), pitch)
                 with nest.loop(self.columns.used, "lane") as j:
-                    nest.values[self.image.dot.result] = nest.read(tile, add(scale(row, panel), j), form.total)
-                    element = nest.pull(self.image.last, (self.number, y, x, add(self.columns.first, j)))
-                    del nest.values[self.image.dot.result]
+                    nest.values[self.expansion.dot.result] = nest.read(tile, add(scale(row, panel), j), form.total)
+                    element = nest.pull(self.expansion.last, (self.number, y, x, add(self.columns.first, j)))
+                    del nest.values[self.expansion.dot.result]
                     nest.write(self.expanded, add(pixel, j), element)

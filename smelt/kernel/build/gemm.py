@@ -19,13 +19,13 @@ from smelt.kernel.loops.form import BF16, F32, F32_BF16, F32_F16, INT8, TENSOR_B
 from smelt.kernel.loops.grammar import (
     Affine,
     Amount,
+    Chunk,
     Expr,
     Load,
     Mma,
     Number,
     Place,
     Quotient,
-    Share,
     Slice,
     Var,
     add,
@@ -204,7 +204,7 @@ def multiply(
             with row_tiles(nest, used, height, whole=whole) as ((part, parts), above, tall):
                 a = row_slice(nest, op, lhs, (group, add(first, above), done), (tall, extent))
                 sums = columns.sums(tile, add(begin, above), tall)
-                nest.emit(Mma(sums, a, b, form, accumulate=block, prefetch=Share(part, parts)))
+                nest.emit(Mma(sums, a, b, form, accumulate=block, prefetch=Chunk(part, parts)))
 
 
 def chunk_bounds(nest: Nest, number: Expr, count: Size, parts: Size) -> tuple[Expr, Expr]:

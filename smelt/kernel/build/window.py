@@ -61,7 +61,7 @@ def convolve(nest: Nest, op: Op, output: Output, low: Sequence[Expr]) -> None:
     groups, batches = op.attrs["feature_group_count"], op.attrs["batch_group_count"]
     kind = accumulator([inputs.element, kernel.element], result.element)
     with nest.loops(result.sizes) as vars:
-        feature, image = vars[dims.output_feature_dimension], vars[dims.output_batch_dimension]
+        feature, number = vars[dims.output_feature_dimension], vars[dims.output_batch_dimension]
         if groups > 1:
             group = nest.let(Quotient(feature, features // groups))
             first: Expr = scale(group, depth)
@@ -69,13 +69,13 @@ def convolve(nest: Nest, op: Op, output: Output, low: Sequence[Expr]) -> None:
             first = Number(0)
         if batches > 1:
             share = nest.let(Quotient(feature, features // batches))
-            image = add(image, scale(share, result.sizes[dims.output_batch_dimension]))
+            number = add(number, scale(share, result.sizes[dims.output_batch_dimension]))
 
         def term(inner: tuple[Expr, ...]) -> Expr:
             *places, channel = inner
             conditions: list[Expr] = []
             left: dict[int, Expr] = {
-                dims.input_batch_dimension: image,
+                dims.input_batch_dimension: number,
                 dims.input_feature_dimension: add(first, channel),
             }
             right: dict[int, Expr] = {

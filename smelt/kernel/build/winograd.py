@@ -28,6 +28,7 @@ from smelt.kernel.build.sinks import Output, sink
 from smelt.kernel.loops.form import F32
 from smelt.kernel.loops.grammar import (
     Amount,
+    Chunk,
     Expr,
     Load,
     Mma,
@@ -35,7 +36,6 @@ from smelt.kernel.loops.grammar import (
     Place,
     Quotient,
     Remainder,
-    Share,
     Slice,
     add,
     scale,
@@ -82,7 +82,7 @@ def winograd_conv(nest: Nest, op: Op, output: Output) -> None:
                     strides = Amount(channels), Number(0), Number(1)
                     a = Slice(Place(nest.buffer(transformed), start), (rows, Number(1), extent), strides)
                     tile = columns.sums(sums, add(begin, scale(form, blocking.rows), above), rows)
-                    nest.emit(Mma(tile, a, b, F32, accumulate=block, prefetch=Share(part, parts)))
+                    nest.emit(Mma(tile, a, b, F32, accumulate=block, prefetch=Chunk(part, parts)))
         with nest.loop(used, "ordered") as row, panels_here.each(nest) as (begin, _, columns):
             held = _Sums(sums, add(begin, row), blocking.rows)
             _transform_output(nest, op, output, held, nest.let(add(first, row)), columns, (down, across))

@@ -16,6 +16,7 @@ from smelt.kernel.emit.tile_blocks import PREFIX
 from smelt.kernel.loops.grammar import (
     Amount,
     BlockMma,
+    Chunk,
     Declare,
     Fail,
     Fold,
@@ -26,7 +27,6 @@ from smelt.kernel.loops.grammar import (
     Number,
     Place,
     Set,
-    Share,
     Stmt,
     Store,
     Tile,
@@ -40,7 +40,7 @@ from smelt.kernel.loops.grammar import (
 from smelt.kernel.plan.plan import Kernel
 
 PRAGMAS = {"any": "LANES", "whole": "SHORT_LANES", "masked": "FEW_LANES"}  # by `For.vector`
-CACHE_RESIDENT = Share(Number(0), Number(1 << 10))  # one of 1024 shares is negligible
+CACHE_RESIDENT = Chunk(Number(0), Number(1 << 10))  # one of 1024 chunks is negligible
 
 
 @dataclass(slots=True)
@@ -146,7 +146,7 @@ class KernelPrinter(Printer):
         """A call of the micro-kernel of a form: rows, a, b, steps, tile, accumulate, prefetch."""
         (rows, taps, extent), (row, tap, step) = mma.a.sizes, mma.a.strides
         sums, (*panels, _, columns) = mma.acc.place, mma.acc.sizes
-        share = mma.prefetch if isinstance(mma.prefetch, Share) else CACHE_RESIDENT
+        share = mma.prefetch if isinstance(mma.prefetch, Chunk) else CACHE_RESIDENT
         sides = (mma.a.place, mma.form.left), (mma.b.place, mma.form.right)
         pointers = [self.array(place, math.storage(dtype)) for place, dtype in sides]
         a, b = (f"{pointer} + {self.expr(place.index)}" for pointer, (place, _) in zip(pointers, sides, strict=True))

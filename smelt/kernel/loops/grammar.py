@@ -96,8 +96,8 @@ class Slice(Frozen):
     strides: tuple[Expr, ...]
 
 
-class Share(Frozen):
-    """Number `number` of `count` equal shares of some work."""
+class Chunk(Frozen):
+    """Number `number` of `count` equal chunks of some work."""
 
     number: Expr
     count: Expr
@@ -249,7 +249,7 @@ class Mma(Frozen):
     b: Slice
     form: Form
     accumulate: Expr = Number(0)
-    prefetch: Share | Place | None = None
+    prefetch: Chunk | Place | None = None
 
 
 class BlockMma(Frozen):
@@ -467,7 +467,7 @@ def _fields(*types: str) -> dict[type, tuple[str, ...]]:
 
 _BLOCKS, _VARS = _fields("tuple[Stmt, ...]"), _fields("Var")
 _PLACES = _fields("Place", "Slice")
-_EXPRS = _fields("Expr", "Place", "Slice", "Share | Place | None", "tuple[Expr, ...]")  # whatever holds expressions
+_EXPRS = _fields("Expr", "Place", "Slice", "Chunk | Place | None", "tuple[Expr, ...]")  # whatever holds expressions
 
 
 def blocks(statement: Stmt) -> tuple[tuple[Stmt, ...], ...]:
@@ -488,7 +488,7 @@ def _inside(held: Any) -> tuple[Expr, ...]:
             return (index,)
         case Slice(place, sizes, strides):
             return (place.index, *sizes, *strides)
-        case Share(number, count):
+        case Chunk(number, count):
             return number, count
         case None:
             return ()
@@ -536,8 +536,8 @@ def _rebuild_field(held: Any, expr: Callable[[Expr], Expr]) -> Any:
             return Place(array, expr(index))
         case Slice(place, sizes, strides):
             return Slice(_rebuild_field(place, expr), tuple(map(expr, sizes)), tuple(map(expr, strides)))
-        case Share(number, count):
-            return Share(expr(number), expr(count))
+        case Chunk(number, count):
+            return Chunk(expr(number), expr(count))
         case None:
             return None
         case tuple():

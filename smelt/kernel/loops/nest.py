@@ -128,9 +128,9 @@ class View(Frozen):
         return View(self.offset, tuple(strides))
 
 
-class ExpandedImage(Frozen):
-    """The image [batch, y, x, channel] of a fused expand + depthwise kernel: a GEMM and elementwise ops compute `last`,
-    which is padded with one number."""
+class Expansion(Frozen):
+    """The feature map [batch, y, x, channel] of a fused expand + depthwise kernel: a GEMM and elementwise ops compute
+    `last`, which is padded with one number."""
 
     dot: Op
     last: Value
@@ -156,7 +156,7 @@ class Nest:
     serial: int = 0
     temporary: Callable[[Shape], int] | None = None  # allocates a buffer of the program
     views: Mapping[Value, View] = field(default_factory=dict)
-    expanded: Mapping[Value, ExpandedImage] = field(default_factory=dict)  # images that the kernel computes in bands
+    expanded: Mapping[Value, Expansion] = field(default_factory=dict)  # feature maps that the kernel computes in bands
     scratches: list[int] = field(default_factory=list)  # buffers of this kernel alone
     schedules: Lookup = no_schedule
     chosen: dict[KernelKey, Schedule] = field(default_factory=dict)  # by the kernel's builders

@@ -16,7 +16,7 @@ from smelt.kernel.build.expand_depthwise import find_expansion
 from smelt.kernel.build.families import ADDRESSED, ANCHORS, PULLS, SINKS, UPDATES
 from smelt.kernel.build.gemm import find_strides
 from smelt.kernel.build.sinks import is_in_runs
-from smelt.kernel.loops.nest import ExpandedImage, Nest, View, tensor, unsupported
+from smelt.kernel.loops.nest import Expansion, Nest, View, tensor, unsupported
 from smelt.kernel.plan.concat_in_place import Part, Users, find_parts, is_container, row_major
 from smelt.kernel.plan.runtime_checks import RUNTIME_CHECKS
 from smelt.layout import Layout
@@ -92,9 +92,9 @@ class Materialised:
     containers: dict[Value, Value] = field(default_factory=dict)  # the value that owns this buffer
     parts: dict[Op, list[Part]] = field(default_factory=dict)  # operands that are computed in place
     expands: bool = True  # expand + depthwise are fused: rows stay in a core's cache
-    expanded: dict[Value, ExpandedImage] = field(
+    expanded: dict[Value, Expansion] = field(
         default_factory=dict
-    )  # images that a depthwise convolution computes in bands
+    )  # feature maps that a depthwise convolution computes in bands
     inside: set[Op] = field(default_factory=set)  # the ops that compute them
     addressed: list[tuple[Value, Value, bool]] = field(default_factory=list)  # (base, value, in runs)
 
@@ -144,10 +144,10 @@ class Materialised:
             self._propagate(op, stored, uses)
 
     def _leave_expanded(self, op: Op, users: Users) -> None:
-        """Leave an expanded image to its depthwise convolution, if that can compute it in bands."""
-        if self.expands and op.name == "smelt.depthwise_conv" and (image := find_expansion(op, users)) is not None:
-            self.expanded[op.operands[0]] = image
-            self.inside |= image.inside
+        """Leave an expanded feature map to its depthwise convolution, if that can compute it in bands."""
+        if self.expands and op.name == "smelt.depthwise_conv" and (expansion := find_expansion(op, users)) is not None:
+            self.expanded[op.operands[0]] = expansion
+            self.inside |= expansion.inside
 
     def _compute_in_place(self, op: Op, users: Users, known: set[str]) -> None:
         """Have the operands of a concatenation or padding computed in its buffer."""

@@ -153,14 +153,14 @@ def dynamic_pad(nest: Nest, op: Op) -> Iterator[Expr | SizeValue]:
 @runtime_check("stablehlo.dynamic_conv")
 def dynamic_conv(nest: Nest, op: Op) -> Iterator[Expr | SizeValue]:
     dims = op.attrs["dimension_numbers"]
-    images, kernels, results = (tensor(value).sizes for value in (*op.operands[:2], op.result))
+    inputs, kernels, results = (tensor(value).sizes for value in (*op.operands[:2], op.result))
     count = len(dims.input_spatial_dimensions)
     strides, base, holes = (
         tuple(op.attrs.get(name) or (1,) * count) for name in ("window_strides", "lhs_dilation", "rhs_dilation")
     )
     for i in range(count):
         low, high = (_number(nest, op, 2, i, side) for side in (0, 1))
-        length = maximum((images[dims.input_spatial_dimensions[i]] - 1) * base[i] + 1, 0)
+        length = maximum((inputs[dims.input_spatial_dimensions[i]] - 1) * base[i] + 1, 0)
         reach = maximum((kernels[dims.kernel_spatial_dimensions[i]] - 1) * holes[i] + 1, 0)
         room = nest.let(add(low, high, length - reach))
         places = add(nest.apply("divide", room, Number(strides[i])), 1)

@@ -22,7 +22,7 @@ MIN_CHUNKS = 8  # chunks of work that should exist to spread over cores
 DYNAMIC = 64  # the value that a symbol of a dynamic dimension is assumed to have
 DYNAMIC_ROWS, DYNAMIC_PATCHES = 192, 64  # row blocks where the number of rows or patches is dynamic
 CALL_ROWS = (12, 24, 48, 96, 192)  # candidates
-PIXEL_BLOCK = 96  # pixels of a long image row that share one pass over a K-block
+PIXEL_BLOCK = 96  # pixels of a long row that share one pass over a K-block
 MAX_PATCHES = 128  # Winograd patches whose sums fit on a stack
 ROW_BLOCKS = (12, 24, 36, 48, 72, 96, 144, 192, 288, 384, 576, 768)  # candidates
 
@@ -44,7 +44,7 @@ class Gemm(Frozen):
 
 
 class Conv(Frozen):
-    """The same for output pixels. An image row of at most `2 * row_block` pixels is not split."""
+    """The same for output pixels. A row of at most `2 * row_block` pixels is not split."""
 
     row_block: int
     call_rows: int = DEFAULT_CALL_ROWS
@@ -142,7 +142,7 @@ class KernelKey(Frozen):
 
 
 class Blocking(Frozen):
-    """The loops that a blocked schedule gives for a key: `call_rows` per micro-kernel call; `rows` (pixels of an image
+    """The loops that a blocked schedule gives for a key: `call_rows` per micro-kernel call; `rows` (pixels of a
     row) of `image_rows` share one pass over a K-block. `max_rows`: rows of the tile of sums."""
 
     call_rows: Size
@@ -153,7 +153,7 @@ class Blocking(Frozen):
 
 class RowBands(Frozen):
     """The loops of a fused expand + depthwise kernel: bands of `rows` output rows, in `chunks`; `gemm_rows` pixels of
-    the expanded image per GEMM. Local arrays hold `max_rows` and `max_gemm_rows`."""
+    the expanded feature map per GEMM. Local arrays hold `max_rows` and `max_gemm_rows`."""
 
     rows: Size
     chunks: Size
@@ -345,7 +345,7 @@ def rows_of(key: KernelKey, schedule: Gemm) -> int:
 
 
 def pixels_of(key: KernelKey, schedule: Conv) -> tuple[int, int]:
-    """Pixels of an image row, and image rows, per pass over a K-block."""
+    """Pixels of a row, and rows, per pass over a K-block."""
     pixels = key["pixels"]
     if "pixels" in key.dynamic or pixels > 2 * schedule.row_block:
         return schedule.row_block, 1
