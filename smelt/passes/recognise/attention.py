@@ -257,8 +257,14 @@ class _Search:
             scale, view = scale * found[0], found[1]
 
     def skip_broadcasts(self, view: View) -> View:
-        """The mask behind its broadcasts."""
+        """The mask behind its broadcasts, and behind transposes that leave its keys adjacent.
+
+        A bias that is looked up as [query, key, head] is read several times by every layer, and transposed once.
+        """
         while (before := self.atoms.back(self.matcher, view, ("broadcast_in_dim", "reshape", "transpose"))) is not None:
+            scatters = self.matcher.op(view.value, "transpose") is not None and before.axes[-1] != view.axes[-1]
+            if scatters and view.axes[-1]:
+                break
             view = before
         return view
 

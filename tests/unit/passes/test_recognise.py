@@ -279,6 +279,25 @@ def test_the_depth_of_rotated_queries_stays_one_axis(seed: int) -> None:
     np.testing.assert_allclose(found, np.asarray(block(*given)), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("order", "layout"), [((2, 0, 1), "bqk"), ((0, 2, 1), "bqk"), ((1, 0, 2), "qbk")], ids=["last", "swapped", "kept"]
+)
+def test_the_keys_of_a_bias_stay_adjacent(order: tuple[int, ...], layout: str) -> None:
+    """A transpose that moves the keys stays in front of the attention, where it runs once for all layers."""
+
+    def biased(q: Any, k: Any, v: Any, bias: Any) -> Any:
+        scores = jnp.einsum("bqd,bkd->bqk", q, k) + bias.transpose(order)
+        return jnp.einsum("bqk,bkd->bqd", jax.nn.softmax(scores), v)
+
+    sizes = [(3, 8, 16), (3, 8, 16), (3, 8, 16), tuple((3, 8, 8)[order.index(i)] for i in range(3))]
+    assert composites(biased, *sizes)["smelt.attention"] == 1
+    args = [np.zeros(size, np.float32) for size in sizes]
+    marked, _ = found_in(parse(jax.jit(biased).lower(*args).as_text()))
+    (found,) = (op for op in marked.main.body.ops if op.attrs.get("name") == "smelt.attention")
+    mask = dict(found.attrs["composite_attributes"].items)["layout"].split("->")[0].split(",")[3]
+    assert mask == layout
+
+
 def test_patterns_do_not_cross_loop_bodies() -> None:
     """A composite's inputs may come from around the loop; what the loop makes stays there."""
 
