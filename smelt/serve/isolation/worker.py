@@ -7,6 +7,8 @@ file. It ends when the server closes a socket.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import socket
 import threading
@@ -62,7 +64,13 @@ def run(given: Any, sockets: list[socket.socket]) -> None:
     setup = msgspec.convert(given, WorkerSetup)
     control, compiler, *calls = (Channel(each) for each in sockets)
     control.socket.send(HELLO)
-    loop = make_loop()
+    with contextlib.closing(make_loop()) as loop:
+        _serve(setup, control, compiler, calls, loop)
+
+
+def _serve(
+    setup: WorkerSetup, control: Channel, compiler: Channel, calls: list[Channel], loop: asyncio.AbstractEventLoop
+) -> None:
     layers = sandbox.confine_worker(map(Path, setup.readable), setup.memory)
     ask_compiler(compiler)
     started = time.perf_counter()

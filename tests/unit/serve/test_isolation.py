@@ -232,7 +232,8 @@ def test_a_worker_that_sends_nonsense_is_ended(hostile: Client) -> None:
 def test_an_error_of_the_model_arrives_whole(hostile: Client) -> None:
     reply = hostile.post("/v2/models/fail/infer", ask([1.0]))
     assert reply.status == 400
-    assert reply.json["detail"] == {"error": "RunError", "message": "it does not like the number", "got": "1.0"}
+    detail = {"error": "RunError", "message": "it does not like the number", "got": "1.0"}
+    assert reply.json["detail"].items() >= detail.items()
 
 
 # ---- the numbers of system calls ----
