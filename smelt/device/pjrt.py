@@ -47,6 +47,7 @@ from smelt.weights import Stored
 
 log = logging.getLogger("smelt")
 WORTH = 1.0  # seconds of compiling, from which on a program is kept
+NO_MEMORY = "no memory left on the device"
 KEEP = "use the buffer before it is donated or deleted, or .copy() it first"
 KNOWN = ("0.10", "0.11")  # jaxlib versions that the tests run with
 REMEDY = "pip install smelt[xla]"
@@ -120,7 +121,7 @@ def _explain(what: str, failure: type[SmeltError], error: Exception, client: Cli
         return DeviceLost(f"the device was lost in {what}", got=_short(text), remedy="make a new platform")
     if "RESOURCE_EXHAUSTED" in text or "OUT_OF_MEMORY" in text:
         remedy = "delete buffers that are not in use, or use smaller sizes"
-        return RunError(f"no memory left on the device for {what}", got=_short(text), remedy=remedy)
+        return RunError(f"{NO_MEMORY} for {what}", got=_short(text), remedy=remedy)
     return failure(f"XLA refuses {what}", got=_short(text))
 
 

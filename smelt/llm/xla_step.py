@@ -10,8 +10,10 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from smelt.device.pjrt import NO_MEMORY
 from smelt.engine.pjrt import PjrtEngine
 from smelt.engine_api import Platform
+from smelt.errors import RunError
 from smelt.ir.core import Program
 from smelt.llm.batch import CHUNK, Batch, Generating, Pools, Rows
 from smelt.llm.checkpoint import Checkpoint
@@ -64,8 +66,14 @@ class XlaStep(Step):
         free = self.free_memory
         room = self._gathered if free is None else int(SHARE * free)
         needed = self.slots.nbytes(len(requests), max(len(each.tokens) for each in requests) + LEAST_ROOM)
-        fits = needed <= (room if spare is None else min(room, spare))
-        return DecodeRun(self.slots, requests, pools) if fits else None
+        if needed > (room if spare is None else min(room, spare)):
+            return None
+        try:
+            return DecodeRun(self.slots, requests, pools)
+        except RunError as error:  # memory in pieces
+            if NO_MEMORY not in error.message:
+                raise
+            return None
 
     @property
     def free_memory(self) -> int | None:

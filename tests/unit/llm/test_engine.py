@@ -108,6 +108,13 @@ def test_a_device_decodes_in_runs_that_end_where_others_wait(folder: Path, monke
         assert not any(begun)
         monkeypatch.undo()
 
+        def fill(*_: Any) -> Any:
+            raise RunError("no memory left on the device for the run")
+
+        monkeypatch.setattr(step.slots, "fill", fill)  # there seemed to be room
+        assert loaded.generate(prompts[1], max_tokens=lengths[1], ignore_end=True).ids == slow[2]
+        monkeypatch.undo()
+
         ended = [loaded.generate(CASE.tokens, max_tokens=20, logprobs=each) for each in (1, None)]
         assert ended[0].ids == ended[1].ids
         assert ended[0].finish == ended[1].finish == "stop"
