@@ -23,7 +23,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 IMPORT = ""  # the context of what runs before the first test
 RESULT = "SMELT_COVERAGE_MAP"  # where the plugin writes
-LONGEST = 1000  # characters of a test's name: it is an argument of a command
+LONGEST, MOST = 1000, 3000  # characters of a test's name, and names: they are arguments of a command
 COMPILER = ("smelt/kernel/", "smelt/passes/")
 CASES = 8  # of one test, before those of the next
 
@@ -70,7 +70,7 @@ class CoverageMap:
         kept: list[str] = []
         for _, _, name in sorted(order):
             spent += self.seconds[name]
-            if kept and spent > budget:
+            if kept and (spent > budget or len(kept) == MOST):
                 break
             kept.append(name)
         return kept
