@@ -194,3 +194,30 @@ def test_factors_of_rotary_positions() -> None:
     a, b = x[:, :2].astype(np.float64), x[:, 2:].astype(np.float64)
     want = np.concatenate([a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles)], 1)
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_the_only_axis_need_not_be_named() -> None:
+    assert smelt.tensor(np.array([1, 5, 2])).argmax().item() == 1
+    assert smelt.tensor(np.array([1, 5, 0])).argmin().item() == 2
+    for call in (M.argmax, M.argmin, S.argmax):
+        with pytest.raises(TensorError, match="along which axis"):
+            call()
+
+
+def test_remainders_and_quotients_have_the_sign_of_python() -> None:
+    pairs = np.array([(x, y) for x in range(-6, 7) for y in (-3, -2, -1, 1, 2, 3)], np.int32)
+    for kind in (np.int32, np.float64):
+        x, y = (pairs[:, i].astype(kind) for i in (0, 1))
+        np.testing.assert_array_equal((smelt.tensor(x) % smelt.tensor(y)).numpy(), np.remainder(x, y))
+        np.testing.assert_array_equal((smelt.tensor(x) // smelt.tensor(y)).numpy(), np.floor_divide(x, y))
+
+
+def test_a_closed_executable_and_the_cost_of_sizes_that_are_not_given() -> None:
+    made = smelt.compile(lambda x: x * 2.0, "f32[n=N]", engine="reference")
+    one, five = made.cost(), made.cost(N=5)
+    assert (one.flops, one.bytes_accessed) == (1.0, 8.0)
+    assert (five.flops, five.bytes_accessed) == (5.0, 40.0)
+    made.close()
+    made.close()
+    with pytest.raises(smelt.SmeltError, match="the executable is closed"):
+        made(np.zeros(3, np.float32))
