@@ -180,7 +180,10 @@ def example(version: Version, url: str) -> str:
         if count > 64 or port.labels:
             return f"curl {url}/v2/models/{version.name}"
         inputs.append({"name": row["name"], "shape": shape, "datatype": row["datatype"], "data": [0] * count})
-    return f"curl {url}/v2/models/{version.name}/infer -d '{_json({'inputs': inputs})}'"
+    asked: dict[str, Any] = {"inputs": inputs}
+    if version.sequences is not None:
+        asked["parameters"] = {"sequence_id": 1, "sequence_start": True}
+    return f"curl {url}/v2/models/{version.name}/infer -d '{_json(asked)}'"
 
 
 def _json(value: Any) -> str:
