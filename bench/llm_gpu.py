@@ -311,6 +311,7 @@ def measure_step(
         "start_ms": 1e3 * begun / 8,
         "first_s": first,
         "fill_ms": 1e3 * seconds,
+        "token": made.best(0) or 0,  # the same from the cache of programs
         "read_gb": moved / 1e9,
         "gb_per_s": moved / 1e9 / each,
         "in_place_gb": memory.aliased / 1e9,

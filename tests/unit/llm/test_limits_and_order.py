@@ -200,7 +200,7 @@ def request(client: str) -> Any:
 
 
 def test_a_new_client_begins_with_what_the_least_served_had() -> None:
-    scheduler = Scheduler(Pages(10), lambda pages: 8, 2)
+    scheduler = Scheduler(Pages(10), lambda pages, sequences: 8, 2)
     first = request("a")
     scheduler._served.update({"a": 9, "c": 40})
     scheduler.add(first)
