@@ -90,6 +90,7 @@ class CudaDriver:
         self._device = _check(api.cuDeviceGet(number), "opening the device")
         self._context = _check(api.cuDevicePrimaryCtxRetain(self._device), "opening a context")
         self._local = threading.local()
+        self._overlaps = self.capability >= (9, 0)
         self._shared: dict[int, int] = {}  # that a function may take, by its address
         self._lock = threading.RLock()  # a buffer may be freed by the garbage collector, in the middle of a call
         self._sizes: dict[int, int] = {}  # of memory, by its address
@@ -165,7 +166,7 @@ class CudaDriver:
         values = np.array(arguments, np.int64)
         table = values.ctypes.data + 8 * np.arange(len(arguments), dtype=np.int64)
         sizes = (blocks, 1, 1, threads, 1, 1, shared)
-        if overlap:
+        if overlap and self._overlaps:
             config = self._overlapping(*sizes)
             _check(self._cuda.cuLaunchKernelEx(config, function, int(table.ctypes.data), 0), "a launch")
         else:
@@ -221,15 +222,20 @@ class CudaDriver:
         return address
 
     def free(self, address: int) -> None:
+        """Keep memory for later; what is too much goes back to the driver, large blocks first."""
         with self._lock:
             size = self._sizes[address]
-            if self._spared + size <= MOST_SPARED:
-                self._spared += size
-                heappush(self._spare.setdefault(size, []), address)
-                return
-            del self._sizes[address]
-        self._enter()
-        _check(self._cuda.cuMemFreeAsync(address, self._stream), "freeing memory")
+            heappush(self._spare.setdefault(size, []), address)
+            self._spared += size
+            gone = []
+            while self._spared > MOST_SPARED:
+                largest = max(each for each, spare in self._spare.items() if spare)
+                self._spared -= largest
+                gone.append(self._spare[largest].pop())
+                del self._sizes[gone[-1]]
+        for each in gone:
+            self._enter()
+            _checked(self._cuda.cuMemFreeAsync(each, self._stream), "freeing memory")
 
     def _release(self) -> bool:
         """Return spare memory to the driver; whether there was some."""

@@ -47,6 +47,14 @@ taken = device.driver.allocate(1000)
 device.driver.free(taken)
 assert device.driver.allocate(600) == taken, "freed memory comes again"
 device.driver.free(taken)
+device.driver._release()
+cuda_driver.MOST_SPARED = 2048
+large, small = device.driver.allocate(2048), device.driver.allocate(512)
+device.driver.free(large)
+device.driver.free(small)
+assert not device.driver._spare[2048], "too much: large memory goes first"
+assert device.driver.allocate(512) == small
+device.driver.free(small)
 try:
     device.driver.allocate(1 << 40)
 except RunError as error:

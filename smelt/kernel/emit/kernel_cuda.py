@@ -175,6 +175,7 @@ class StagePrinter(Printer):
         if len(products) != 1 or products[0].form not in FEW_TENSOR or products[0] not in self.stage.body:
             return None
         plain = all(isinstance(each, Let | Tile) for each in first) and not reads_from(first)
+        plain = plain and not self.stage.restores
         array = products[0].b.place.array
         return array if plain and isinstance(array, int) else None
 
