@@ -235,7 +235,7 @@ class CudaDriver:
                 del self._sizes[gone[-1]]
         for each in gone:
             self._enter()
-            _checked(self._cuda.cuMemFreeAsync(each, self._stream), "freeing memory")
+            _check(self._cuda.cuMemFreeAsync(each, self._stream), "freeing memory")
 
     def _release(self) -> bool:
         """Return spare memory to the driver; whether there was some."""
