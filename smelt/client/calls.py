@@ -159,13 +159,16 @@ class AsyncClient:
         self, method: str, path: str, body: bytes, end: float, headers: dict[str, str]
     ) -> tuple[dict[str, str], bytes]:
         """One answer; a busy or absent server is asked again, ever less often, with some chance in the waits."""
-        wait = FIRST_WAIT
+        wait, refused = FIRST_WAIT, None
         while True:
             try:
                 return await self._exchange(method, path, body, end, headers)
+            except TimedOutError as error:  # while it was asked again: the answer says more than the lack of one
+                raise refused or error from None
             except (ServerError, OSError, asyncio.IncompleteReadError) as error:
                 if isinstance(error, ServerError) and error.status not in RETRIED:
                     raise
+                refused = error if isinstance(error, ServerError) else refused
                 asked = error.retry_after if isinstance(error, ServerError) else None
                 pause = min(LONGEST_WAIT, max(wait, asked or 0.0)) * random.uniform(0.75, 1.25)
                 if time.monotonic() + pause >= end:

@@ -46,7 +46,7 @@ def test_models_answer_from_afar_as_at_home(server: Server) -> None:
         assert raised.value.status == 404
         client.unload("digits")
         with pytest.raises(ServerError, match="not ready"):
-            client.infer("digits", pixels=PIXELS, timeout=0.2)
+            client.infer("digits", pixels=PIXELS, timeout=2.0)
         assert client.load("digits")["version"] == "1"
         threads = [threading.Thread(target=client.infer, args=("digits",), kwargs={"pixels": PIXELS}) for _ in range(8)]
         for thread in threads:
@@ -139,7 +139,15 @@ def test_it_asks_again_until_the_deadline() -> None:
             with pytest.raises(ServerError, match="wrong"):
                 client.infer("m", x=np.ones(2))
             assert server.moods == [GOOD], "what is wrong is not asked again"
-            server.moods = [b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n"]
+            server.moods = [reply(400, {"error": "wrong\n  try      x=…", "detail": {"remedy": "x=…"}}), GOOD]
+            with pytest.raises(ServerError, match="wrong") as told:
+                client.infer("m", x=np.ones(2))
+            assert (told.value.message, told.value.remedy) == ("wrong", "x=…"), "the server's remedy, once"
+            silent = b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n"
+            server.moods = [BUSY, silent]
+            with pytest.raises(ServerError, match="busy"):
+                client.infer("m", x=np.ones(2), timeout=1.0)
+            server.moods = [silent]
             with pytest.raises(TimedOutError):
                 client.infer("m", x=np.ones(2), timeout=0.3)
     finally:
