@@ -1,16 +1,20 @@
 """A model's plan and kernel profile for the web page: `smelt show` and `smelt profile` in a process of their own.
 
-The server itself reads no model file for it. Both need administration: they take processor time from requests.
+The server itself reads no model file for it. The process of a model that is not trusted has few rights
+(`isolation.confined_command`). Both need administration: they take processor time from requests.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 from smelt.serve.http import Request, Response, Routes, json_response
+from smelt.serve.isolation.remote import code_folder, files_of
 from smelt.serve.keys import Keys
 from smelt.serve.models import Catalogue, Version
 from smelt.serve.pipeline import is_pipeline
@@ -45,12 +49,20 @@ class Show:
             self._busy = False
 
 
+def _confine(path: Path) -> list[str]:
+    """The module, and its arguments, that run a command without rights. Code of one model is not read for another."""
+    folder = code_folder(f"shown-{hashlib.blake2b(str(path.resolve()).encode(), digest_size=8).hexdigest()}")
+    return ["smelt.serve.isolation.confined_command", str(folder), json.dumps([str(each) for each in files_of(path)])]
+
+
 async def _run(version: Version, view: tuple[str, ...]) -> dict[str, Any]:
     config = version.config
     options = [f"--size={symbol}={size}" for symbol, size in config.sizes.items()]
     options += [f"--static={name}={json.dumps(value)}" for name, value in config.static.items()]
+    command = [view[0], str(version.path.resolve()), *view[1:], *options, "--json"]
+    module = await asyncio.to_thread(_confine, version.path) if version.isolated else ["smelt"]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "smelt", view[0], str(version.path.resolve()), *view[1:], *options, "--json",
+        sys.executable, "-m", *module, *command,
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:

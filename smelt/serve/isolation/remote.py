@@ -168,7 +168,7 @@ class RemoteModel(Closing):
         ours, theirs = [each[0] for each in sockets], [each[1] for each in sockets]
         for_worker, for_compiler = pair()
         try:
-            self._zygote.fork("compiler", {"folder": str(_code_folder())}, [for_compiler])
+            self._zygote.fork("compiler", {"folder": str(code_folder())}, [for_compiler])
             self.pid = self._zygote.fork("worker", self._setup(), [theirs[0], for_worker, *theirs[1:]])
         except BaseException:
             for each in (*ours, *theirs, for_worker, for_compiler):
@@ -298,14 +298,14 @@ def _import_path() -> str:
     return os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH", ""))))
 
 
-def _code_folder() -> Path:
+def code_folder(name: str = "isolated") -> Path:
     """Compiled code of isolated models: apart from that of others, which they must not be able to change."""
-    folder = cache.default().folder / "isolated"
+    folder = cache.default().folder / name
     if not folder.exists():
         try:
             folder.mkdir(mode=0o700, parents=True)
         except OSError:  # a read-only home
-            folder = (cache.private_folder() or folder.parent) / "isolated"
+            folder = (cache.private_folder() or folder.parent) / name
             folder.mkdir(mode=0o700, exist_ok=True)
         with contextlib.suppress(OSError, shutil.Error):
             home = cache.cache_home()

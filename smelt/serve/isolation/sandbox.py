@@ -42,13 +42,13 @@ def confine_worker(readable: Iterable[Path], memory: int | None) -> list[str]:
     return layers + _filter(_worker_filter)
 
 
-def confine_compiler(writable: Iterable[Path]) -> list[str]:
-    """Run compilers, write into these folders; no network, no privileges."""
+def confine_compiler(writable: Iterable[Path], readable: Iterable[Path] = ()) -> list[str]:
+    """Run compilers, write into these folders, read these files; no network, no privileges."""
     _limit(None)
     layers = ["rlimits", *_drop_privileges()]
     tools = dict.fromkeys((*_system_files(), *map(Path, ("/usr", "/bin", "/opt", "/etc/alternatives"))), RUN)
     devices = dict.fromkeys((Path("/dev/null"), Path("/dev/zero")), _READ | _WRITE)
-    layers += _restrict_files({**tools, **devices, **dict.fromkeys(writable, CHANGE)})
+    layers += _restrict_files({**tools, **devices, **dict.fromkeys(readable, READ), **dict.fromkeys(writable, CHANGE)})
     return layers + _filter(_compiler_filter)
 
 

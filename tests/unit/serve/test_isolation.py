@@ -7,6 +7,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -139,6 +141,26 @@ def test_errors_of_loading_are_those_of_the_model(tmp_path: Path) -> None:
         reply = found.post("/v2/models/broken/infer", ask([1.0]))
         assert reply.status == 503
         assert str(broken) in reply.json["error"]
+
+
+def test_a_command_on_a_model_reads_its_files_alone(client: Client, tmp_path: Path) -> None:
+    if not any("landlock" in layer for layer in worker_of(client, "digits").layers):
+        pytest.skip("the kernel has no Landlock")
+    other = tmp_path / "other.onnx"
+    other.write_bytes(Path(DIGITS).read_bytes())
+
+    def inspect(path: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "smelt.serve.isolation.confined_command", str(tmp_path / "own")]
+        environment = {**os.environ, "PYTHONPATH": str(Path(smelt.__file__).parents[1])}
+        return subprocess.run(
+            [*command, json.dumps([DIGITS]), "inspect", path, "--json"],
+            env=environment, capture_output=True, text=True, check=False, timeout=120,
+        )  # fmt: skip
+
+    assert json.loads(inspect(DIGITS).stdout)["inputs"]
+    refused = inspect(str(other))
+    assert refused.returncode
+    assert "Permission denied" in refused.stdout + refused.stderr
 
 
 @pytest.mark.parametrize("fields", [{"device": "cuda", "engine": "auto"}, {"engine": "pjrt"}])

@@ -49,7 +49,6 @@ def pair() -> tuple[Channel, socket.socket]:
 @pytest.fixture
 def ended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     codes: list[int] = []
-    monkeypatch.setattr(worker, "make_loop", lambda: None)  # for language models
     monkeypatch.setattr(worker, "os", SimpleNamespace(_exit=codes.append))
     return codes
 
