@@ -203,6 +203,25 @@ def test_unknown_fields_and_families() -> None:
     assert {row.name for row in BY_GGUF.values()} == set(FAMILIES) - {"mistral", "mixtral"}
 
 
+@pytest.mark.parametrize(
+    ("field", "neutral", "other"),
+    [
+        ("use_bidirectional_attention", False, True),
+        ("rope_interleaved", False, True),
+        ("full_attn_mod", 1, 2),
+        ("interpolate_factor", 1, 2),
+        ("scale_attn_weights", True, False),
+        ("scale_attn_by_inverse_layer_idx", False, True),
+        ("add_cross_attention", False, True),
+    ],
+)
+def test_fields_with_one_value_that_changes_nothing(field: str, neutral: Any, other: Any) -> None:
+    assert config_of("llama", **{field: neutral}) == config_of("llama")
+    with pytest.raises(UnsupportedError) as caught:
+        config_of("llama", **{field: other})
+    assert (caught.value.message, caught.value.expected) == (f"config.json: {field}", repr(neutral))
+
+
 def test_fields_that_say_nothing_in_a_family() -> None:
     assert config_of("gemma3", attn_logit_softcapping=50.0) == config_of("gemma3")
     assert config_of("gemma2", hidden_act="silu") == config_of("gemma2")

@@ -308,6 +308,17 @@ def test_models_that_stay_unloaded_in_a_new_process(monkeypatch: pytest.MonkeyPa
     assert rest == ["listener", False, "link"]
 
 
+def test_the_loop_of_python_where_there_is_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+    monkeypatch.setattr(server, "asyncio", SimpleNamespace(run=ran.append))
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    server._run("work")
+    assert ran == ["work"]
+    monkeypatch.setitem(sys.modules, "uvloop", SimpleNamespace(run=lambda work: ran.append(f"quick {work}")))
+    server._run("work")
+    assert ran == ["work", "quick work"]
+
+
 def test_addresses_that_are_taken() -> None:
     first = server._listen("127.0.0.1", 0)
     try:
@@ -320,7 +331,13 @@ def test_addresses_that_are_taken() -> None:
         first.close()
 
 
-def test_settings_of_the_http_server(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "tls",
+    [{}, {"tls_certificate": "c", "tls_key": "k"}, {"tls_certificate": "c", "tls_key": "k", "tls_client_ca": "a"}],
+)
+def test_settings_of_the_http_server(
+    tls: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     made: dict[str, Any] = {}
 
     class Server:
@@ -346,12 +363,12 @@ def test_settings_of_the_http_server(monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.setattr(server, "_Server", Server)
     monkeypatch.setattr(uvicorn, "Config", configure)
     monkeypatch.setattr(server, "_load", load)
-    config = Config(models=[model(DIGITS)], keep_alive=7.4, drain=3.6, max_body=99, max_connections=5)
+    config = Config(models=[model(DIGITS)], keep_alive=7.4, drain=3.6, max_body=99, max_connections=5, **tls)  # type: ignore[arg-type]
     listener = server._listen("127.0.0.1", 0)
     try:
         app = server._app(config)
         asyncio.run(server._serve(app, listener, False))
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        url = f"{'https' if tls else 'http'}://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         listener.close()
     assert capsys.readouterr().out == f"smelt listens on {url}\n"
@@ -363,7 +380,8 @@ def test_settings_of_the_http_server(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert made["settings"] == {
         "ws": "wsproto", "ws_max_size": 99, "lifespan": "on", "log_config": None, "access_log": False,
         "server_header": False, "date_header": True, "timeout_keep_alive": 7, "limit_concurrency": 5,
-        "timeout_graceful_shutdown": 4, "ssl_certfile": None, "ssl_keyfile": None, "ssl_ca_certs": None, "ssl_cert_reqs": 0,
+        "timeout_graceful_shutdown": 4, "ssl_certfile": tls.get("tls_certificate"), "ssl_keyfile": tls.get("tls_key"),
+        "ssl_ca_certs": tls.get("tls_client_ca"), "ssl_cert_reqs": 2 if "tls_client_ca" in tls else 0,  # ssl.CERT_REQUIRED
     }  # fmt: skip
 
 
