@@ -112,6 +112,7 @@ def test_methods_are_checked_before_they_grow(
         ("indent", ("abc", 7), [3 + 2, 3 * 7]),
         ("replace", ("abcd", "a", "xyz"), [4 + 1 + 3, 4 * 3]),
         ("batch", ([1, 2], 1), [1 + 6 + 1, 2 * 1]),
+        ("wordwrap", ("abc",), [3, 3 * 1]),
     ],
 )
 def test_filters_are_checked_before_they_grow(
@@ -157,6 +158,13 @@ def test_the_largest_number_of_a_format(monkeypatch: pytest.MonkeyPatch) -> None
     assert chat._widest("none") == 0
     assert chat._widest("%" + "9" * 11) == 99_999_999_999
     assert chat._widest("%" + "9" * 12) == 77
+
+
+def test_forms_of_the_time_are_short() -> None:
+    pytest.importorskip("jinja2")
+    now = chat._environment().globals["strftime_now"]
+    assert now("x" * 300) == "x" * 200
+    assert len(now("%Y")) == 4
 
 
 # ---- pages that are not full ----

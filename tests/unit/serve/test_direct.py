@@ -492,3 +492,13 @@ def test_an_answer_that_cannot_be_sent_closes_the_connection(client: Client, mon
     monkeypatch.setattr(client.app, "_reply", fail)
     assert wire.receive(request()) == b""
     assert wire.closed
+
+
+def test_a_connection_without_a_byte_is_closed_without_an_answer(client: Client) -> None:
+    wire = Wire(client)
+    wire.protocol._refuse("the head of the request did not arrive in time")
+    assert (wire.sent, wire.closed) == (b"", True)
+    wire = Wire(client)
+    wire.protocol.data_received(b"G")
+    wire.protocol._refuse("the head of the request did not arrive in time")
+    assert wire.sent.startswith(b"HTTP/1.1 400")

@@ -364,6 +364,19 @@ def test_cumulative_sums(direction: str):
     assert agree(text, [RNG.normal(size=(4, 5)).astype("f4")]) == ["CumSum"]
 
 
+def test_a_window_over_a_whole_axis_with_holes_is_no_cumulative_sum():
+    body = f"""%z = stablehlo.constant dense<0.0> : tensor<f32>
+    %r = "stablehlo.reduce_window"(%x, %z) ({{
+    ^bb0(%p: tensor<f32>, %q: tensor<f32>):
+      {ADD}
+      stablehlo.return %s : tensor<f32>
+    }}) {{window_dimensions = array<i64: 4, 1>, window_dilations = array<i64: 2, 1>, padding = dense<[[3, 0], [0, 0]]> : tensor<2x2xi64>}}
+      : (tensor<4x5xf32>, tensor<f32>) -> tensor<1x5xf32>
+    %r"""
+    operators = agree(main("x:tensor<4x5xf32>", "tensor<1x5xf32>", body), [RNG.normal(size=(4, 5)).astype("f4")])
+    assert "CumSum" not in operators
+
+
 def reduction(kind: str, op: str, init: str, axes: str, sizes: str, result: str) -> str:
     return main(
         f"x:tensor<{sizes}{kind}>",
