@@ -25,8 +25,10 @@ from smelt.buffer import bytes_text
 from smelt.cli import demo, demo_chat, devices, embed, generate, load, pull, serve, tune
 from smelt.cli import main as entry
 from smelt.cli.main import app
+from smelt.cli.rounds import Difference, Outcome, Times
 from smelt.device import pjrt
 from smelt.engine import ENGINES
+from smelt.engine.signature import signature_of
 from smelt.engine.tune import Finding, Tuning
 from smelt.errors import DeviceError, FileError, MissingPackageError, RunError, SmeltError, UnsupportedError
 from smelt.kernel.tune.schedules import Gemm, KernelKey, default_schedule, schedule_text
@@ -648,3 +650,64 @@ def test_tuning_that_is_refused() -> None:
     with pytest.raises(SmeltError, match="--seconds is too small") as caught:
         tune.tune(DIGITS, tune.Options(seconds=0))
     assert (caught.value.expected, caught.value.got) == ("more than 0", 0)
+
+
+# ---- measurements ----
+
+
+def outcome(agree: bool) -> Outcome:
+    times = {
+        "smelt": Times("1.0 (native)", (1.0, 2.0, 4.0, 5.0), 9.0),
+        "onnxruntime": Times("2.0", (2.0, 4.0, 8.0), 7.0),
+    }
+    difference = Difference(("smelt", "onnxruntime"), 0.125, 0.25, agree, "y")
+    return Outcome(times, {"jax": "not [installed]"}, {"torch": "it failed"}, [difference])
+
+
+@pytest.mark.parametrize("agree", [True, False])
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+def test_measurements_and_the_exit_code_of_different_outputs(
+    agree: bool, precision: str, monkeypatch: pytest.MonkeyPatch, capsys: Output
+) -> None:
+    monkeypatch.setattr(cli.bench, "measure", lambda *_: outcome(agree))
+    monkeypatch.setattr(cli.bench, "accuracy", lambda *_: [])
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(as_json: bool) -> str:
+        if agree or precision != "f32":  # other precisions are not compared by this bound
+            cli.bench.bench(DIGITS, [], "auto", ["onnxruntime"], 0.1, as_json, precision=precision)
+        else:
+            with pytest.raises(SystemExit) as done:
+                cli.bench.bench(DIGITS, [], "auto", ["onnxruntime"], 0.1, as_json, precision=precision)
+            assert done.value.code == 1
+        return capsys.readouterr().out
+
+    record = json.loads(run(True))
+    mine, theirs = record["engines"]["smelt (native)"], record["engines"]["onnxruntime"]
+    assert (mine["median_ms"], mine["min_ms"], mine["first_ms"], mine["runs"], mine["version"]) == (
+        3.0,
+        1.0,
+        9.0,
+        4,
+        "1.0 (native)",
+    )
+    assert (mine["calls_per_second"], theirs["median_ms"]) == (1e3 / 3, 4.0)
+    assert mine["p99"] == pytest.approx(4.97)
+    assert (record["skipped"], record["failed"]) == ({"jax": "not [installed]"}, {"torch": "it failed"})
+    assert record["differences"] == [
+        {"engines": ["smelt", "onnxruntime"], "max_abs": 0.125, "max_rel": 0.25, "agree": agree, "what": "y"}
+    ]
+    assert record["inputs"] == {"pixels": [1, 64]}
+    assert record.get("precision") == (None if precision == "f32" else precision)
+    said = run(False)
+    rows = [line.split() for line in said.splitlines()]
+    assert ["onnxruntime", "4.000", "2.400", "7.200", "7.920", "214.3", "3", "1.33", "x"] in rows
+    assert "jax was left out: not [installed]" in said
+    assert "torch was left out: it failed" in said
+    assert ("outputs of smelt and onnxruntime differ by up to 0.125, 0.25 of the scale y" in said) == (not agree)
+
+
+def test_an_input_that_would_do() -> None:
+    signature = signature_of(smelt.read(DIGITS)[0].main)
+    assert cli.values._example(signature) == "-i pixels=random"
+    assert cli.values._example(replace(signature, inputs=())) == "leave --input out"

@@ -90,3 +90,11 @@ def test_mistakes(node: Node, tmp_path: Path) -> None:
     arrays = node.arrays(np.random.default_rng(0), {})
     with pytest.raises((ParseError, ShapeError)):
         on_smelt(node.model(arrays), arrays, tmp_path)
+
+
+@pytest.mark.parametrize("op", ["QLinearAdd", "QLinearMul"])
+def test_a_second_operand_that_is_missing(op: str, tmp_path: Path) -> None:
+    node = Node(op, "A:ui8[2] s:f32[] z:ui8[]")
+    arrays = node.arrays(np.random.default_rng(0), {})
+    with pytest.raises(ParseError, match=f"{op}: input 'B' is missing"):
+        on_smelt(node.model(arrays), arrays, tmp_path)

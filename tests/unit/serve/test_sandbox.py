@@ -293,3 +293,22 @@ def test_processes_end_with_their_parents(monkeypatch: pytest.MonkeyPatch) -> No
 def test_packages_are_found_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", ["", "/a/site-packages", "/b/dist-packages", "/c/lib"])
     assert sandbox._packages() == [Path("/a/site-packages"), Path("/b/dist-packages")]
+
+
+def test_the_memory_of_a_process_is_its_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import builtins
+    from io import StringIO
+
+    from smelt.serve.isolation import remote
+
+    real = builtins.open
+    texts = {
+        "/proc/77/smaps_rollup": "Rss:  900 kB\nPss:  12 kB\nPss_Anon: 5 kB\n",
+        "/proc/78/smaps_rollup": "Rss: 1 kB\n",
+    }
+
+    def read(path: Any, *args: Any, **more: Any) -> Any:
+        return StringIO(texts[path]) if path in texts else real(path, *args, **more)
+
+    monkeypatch.setattr(builtins, "open", read)
+    assert [remote.proportional_bytes(pid) for pid in (77, 78, 1 << 30)] == [12 << 10, 0, 0]
