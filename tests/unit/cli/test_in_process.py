@@ -710,4 +710,4 @@ def test_measurements_and_the_exit_code_of_different_outputs(
 def test_an_input_that_would_do() -> None:
     signature = signature_of(smelt.read(DIGITS)[0].main)
     assert cli.values._example(signature) == "-i pixels=random"
-    assert cli.values._example(replace(signature, inputs=())) == "leave --input out"
+    assert cli.values._example(signature._replace(inputs=())) == "leave --input out"
