@@ -29,12 +29,15 @@ typedef f32 smelt_lanes __attribute__((vector_size({bytes})));
 static inline smelt_vector smelt_fma(smelt_lanes a, smelt_lanes b, smelt_lanes c) {{
 #if defined(__aarch64__)
   return (smelt_vector)__builtin_aarch64_fmav4sf(a, b, c);
-#elif {bytes} == 64
+#elif {bytes} == 64 && defined(__AVX512F__)
   return (smelt_vector)__builtin_ia32_vfmaddps512_mask(a, b, c, 0xffff, 4);
 #elif {bytes} == 32
   return (smelt_vector)__builtin_ia32_vfmaddps256(a, b, c);
-#else
+#elif {bytes} == 16
   return (smelt_vector)__builtin_ia32_vfmaddps(a, b, c);
+#else  /* wider than the processor's registers */
+  for (int i = 0; i < {bytes} / 4; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+  return (smelt_vector)c;
 #endif
 }}
 #define SMELT_FMA(a, b, c) smelt_fma((smelt_lanes)(a), (smelt_lanes)(b), (smelt_lanes)(c))
