@@ -2,7 +2,7 @@
 
 bf16 keys and values go from memory to tensor cores (`KEYS_BF16`, `VALUES_BF16`). Others go through shared memory, so
 that neighbouring threads read neighbouring elements of them; a thread then has one query and one key. A second launch
-combines the chunks in order (`attention_decode.py`). More queries take the blocks of `attention.py`.
+combines the chunks in order. More queries take the blocks of `attention.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from smelt.dtype import bf16, f32, i1, i64
 from smelt.ir.core import Op
 from smelt.ir.layouts import letters
 from smelt.kernel.build.attention import build
-from smelt.kernel.build.attention_decode import join_chunks
 from smelt.kernel.build.attention_shape import At, Attention, AttentionSchedule, fold_here
 from smelt.kernel.build.gemm import element_place, memory_layout
 from smelt.kernel.build.sinks import Output, simt_sink
@@ -57,7 +56,30 @@ def _build_few(nest: Nest, attn: Attention, schedule: AttentionSchedule, here: S
         start = nest.let(scale(index[-1], CHUNK))
         count = attn.clip(nest, CHUNK, axes.size(axes.key), start)
         _Chunk(nest, attn, at, start, count).write(parts, tuple(index), kept)
-    join_chunks(nest, attn, parts, kept, here, output)
+    _join(nest, attn, parts, kept, here, output)
+
+
+def _join(nest: Nest, attn: Attention, parts: int, kept: tuple[Size, ...], here: Size, output: Output) -> None:
+    """Combine the chunks of each query, in order: a thread has an element of the result, and reads all chunks."""
+    axes, chunks = attn.axes, kept[len(attn.heads)]
+    with nest.loops((*attn.heads, attn.queries * here, attn.values)) as (*outer, query, e):
+        at = {**dict(zip(axes.batch, outer, strict=True)), **attn.apart(query)}
+
+        def item(chunk: Expr, place: Expr) -> Expr:
+            return nest.read(nest.buffer(parts), flat((*outer, chunk, query, place), kept), f32)
+
+        best, total, result = (nest.declare(f32, Number(start, f32)) for start in (-inf, 0.0, 0.0))
+        with nest.loop(chunks, "ordered", fence=True) as chunk:
+            nest.emit(Set(best, nest.apply("maximum", nest.keep(best), item(chunk, Number(0)))))
+        most = nest.keep(best)
+        none = nest.apply("EQ", most, Number(-inf, f32), dtype=i1)
+        safe = nest.apply("select", none, Number(0.0, f32), most, dtype=f32)
+        with nest.loop(chunks, "ordered", fence=True) as chunk:
+            factor = nest.apply("weight", nest.apply("subtract", item(chunk, Number(0)), safe))
+            for sum_of, value in ((total, item(chunk, Number(1))), (result, item(chunk, add(e, 2)))):
+                nest.emit(Set(sum_of, nest.apply("fma", factor, value, nest.keep(sum_of), dtype=f32)))
+        element = attn.quotient(nest, nest.keep(result), nest.keep(total))
+        attn.store(nest, output, {**at, axes.value: e}, element)
 
 
 def fits_tensor_cores(nest: Nest, attn: Attention) -> bool:
