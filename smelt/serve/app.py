@@ -71,7 +71,10 @@ class App:
         catalogue.names_models = not config.keys
         if config.workers > 1 and any(each.config.state for each in catalogue.every()):
             raise FileError(
-                "a model with state is in one server process", expected="workers = 1", got=f"{config.workers} workers"
+                "a model with state is in one server process",
+                expected="workers = 1",
+                got=f"{config.workers} workers",
+                remedy="leave --workers and workers out, or serve this model on its own",
             )
         self.audit = Audit(config.audit_log) if config.audit_log else None
         self.routes = Routes()

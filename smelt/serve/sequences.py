@@ -110,13 +110,17 @@ def check_state(name: str, state: Mapping[str, str], inputs: Sequence[Port], out
         for known, wanted, what in ((given, into, "input"), (made, origin, "output")):
             if wanted not in known:
                 raise UnsupportedError(
-                    f"{name}: the state names no {what} of the model", expected=", ".join(known), got=wanted
+                    f"{name}: the state names no {what} of the model",
+                    expected=", ".join(known),
+                    got=wanted,
+                    remedy="state = { INPUT = OUTPUT } with names of the model: smelt inspect lists them",
                 )
         if given[into].shape.dtype != made[origin].shape.dtype or given[into].shape.rank != made[origin].shape.rank:
             raise ShapeError(
                 f"{name}: the output {origin!r} cannot become the input {into!r}",
                 expected=given[into].shape,
                 got=made[origin].shape,
+                remedy=f"name another output for {into!r}",
             )
     if len(state) == len(inputs):
         raise UnsupportedError(f"{name}: every input is state", remedy="leave one input to the clients")
