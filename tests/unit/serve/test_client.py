@@ -130,10 +130,10 @@ def test_it_asks_again_until_the_deadline() -> None:
         with Client(f"127.0.0.1:{server.server_address[1]}") as client:
             assert client.infer("m", x=np.ones(2))["y"].tolist() == [7]
             server.moods = [BUSY]
-            with pytest.raises(SmeltError, match="busy|no answer in time"):  # which of them, a slow machine decides
+            with pytest.raises(SmeltError, match=r"busy|no answer in time"):  # which of them, a slow machine decides
                 client.infer("m", x=np.ones(2), timeout=0.3)
             server.moods = [b""]
-            with pytest.raises(RunError, match="does not answer|no answer in time"):
+            with pytest.raises(RunError, match=r"does not answer|no answer in time"):
                 client.infer("m", x=np.ones(2), timeout=0.3)
             server.moods = [reply(400, {"error": "wrong"}), GOOD]
             with pytest.raises(ServerError, match="wrong"):
