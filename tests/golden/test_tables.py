@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 import tempfile
 import zlib
@@ -14,11 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from smelt.aot.targets import MACHINES
 from smelt.cli.roofline import Point, roofline_svg
-from smelt.device.cuda import TARGETS as GPUS
 from smelt.device.peak import FOOTPRINTS, Peaks
-from smelt.device.processor import TARGETS as PROCESSORS
 from smelt.dim import Size, symbol
 from smelt.kernel.tune.schedules import (
     KINDS,
@@ -33,7 +29,7 @@ from smelt.kernel.tune.schedules import (
     legal_schedules,
     scale_of,
 )
-from smelt.target import TileShape, tile_shape
+from smelt.target import TileShape
 from smelt.train.curves import draw_curves
 
 HERE = Path(__file__).parent
@@ -119,25 +115,7 @@ def curves() -> str:
     return "\n".join(texts) + "\n"
 
 
-def targets() -> str:
-    """The processors, GPUs and machines that code is compiled for, but for what depends on this machine."""
-    lines = []
-    for name, each in (*PROCESSORS.items(), *GPUS.items()):
-        target = each.replace(name="x86_64" if name == "plain" else "aarch64" if name == "neon" else each.name)
-        tile = tile_shape(target)
-        lines.append(f"{name}: {json.dumps(target.as_json())} {' '.join(target.flags)}, {tile}, few {tile.few_rows}")
-    for machine in MACHINES.values():
-        lines.append(f"{machine.name}: {machine.replace(versions=())}, threads {machine.has_threads}")
-        for version in machine.versions:
-            flags = " ".join(version.target.flags)
-            target = version.target
-            lines.append(
-                f"  {version.name}: {json.dumps(target.as_json())} {flags}, {target.cores} cores, {version.bits}"
-            )
-    return "\n".join(lines) + "\n"
-
-
-TABLES = {"targets.txt": targets, "schedules.txt": schedules, "roofline.svg": roofline, "curves.txt": curves}
+TABLES = {"schedules.txt": schedules, "roofline.svg": roofline, "curves.txt": curves}
 
 
 @pytest.mark.parametrize("name", TABLES)
