@@ -30,6 +30,7 @@ from smelt.kernel.loops.grammar import (
     Set,
     Stmt,
     Store,
+    Tile,
     Var,
     Vector,
     While,
@@ -75,8 +76,7 @@ def _on_cores(loop: For) -> For:
         between += [each for each in chain[-1].body if each is not inner]
         chain.append(inner)
     last = chain[-1]
-    leaf = not any(isinstance(each, For | While | Fold | Mma | BlockMma) for each in walk_statements(last.body))
-    if leaf and len(chain) > 1:
+    if len(chain) > 1 and _is_leaf(last.body):
         chain.pop()
         body: tuple[Stmt, ...] = (*between, last.replace(level="lane"))
     else:
@@ -102,10 +102,15 @@ def _on_cores(loop: For) -> For:
 def _on_core(var: Var, extent: Expr, names: Sequence[Stmt], body: tuple[Stmt, ...]) -> For:
     """A loop on cores. Its work is that of `body`; `names` split its variable."""
     work = count_work(body)
-    leaf = not any(isinstance(each, For | While | Fold) for each in walk_statements(body))
+    leaf = _is_leaf(body)
     polls = not leaf and not (isinstance(work, int) and work < ELEMENTS_PER_STOP_CHECK)
     chunks = Chunks(work, ELEMENTS_PER_CORE, polls)
     return For(var, extent, (*names, *body), "core", chunks, "any" if leaf else "none")
+
+
+def _is_leaf(statements: Sequence[Stmt]) -> bool:
+    """Whether iterations may be vectorised: no loop or micro-kernel is inside, and no tile, which all would share."""
+    return not any(isinstance(each, For | While | Fold | Mma | BlockMma | Tile) for each in walk_statements(statements))
 
 
 def _only_loop(loop: For) -> For | None:

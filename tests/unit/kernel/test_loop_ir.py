@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from smelt.device import cpu
+from smelt.dtype import f32, i64
 from smelt.engine.compile import plan_program
 from smelt.errors import SmeltError
+from smelt.kernel.loops.form import F32
 from smelt.kernel.loops.grammar import (
     LANES,
     SHORT,
@@ -17,9 +19,15 @@ from smelt.kernel.loops.grammar import (
     Amount,
     Fold,
     For,
+    If,
     Mma,
+    Number,
+    Place,
+    Slice,
     Stmt,
+    Store,
     Tile,
+    Var,
     declared_variables,
     expressions,
     rebuild,
@@ -29,6 +37,7 @@ from smelt.kernel.loops.grammar import (
     used_variables,
     walk_statements,
 )
+from smelt.kernel.loops.parallelise import parallelise
 from smelt.kernel.plan.plan import Kernel, Launch, walk
 from smelt.kernel.tune.schedules import no_schedule
 from tests.property.models import MODELS
@@ -73,9 +82,39 @@ def test_loops_are_decided_before_they_are_printed(kernels: list[Kernel]) -> Non
         if isinstance(each, For):
             assert (each.chunks is not None) == (each.level == "core")
             assert each.vector != "none" or each.level != "lane"
+            if each.vector != "none":  # nothing that all iterations would share
+                assert not any(isinstance(inner, Mma | Fold | Tile) for inner in walk_statements(each.body))
         if isinstance(each, Fold):
             short = isinstance(each.extent, Amount) and isinstance(each.extent.size, int) and each.extent.size <= SHORT
             assert each.lanes == (1 if short else LANES)
+
+
+X, Y = (Var(name, i64, 100) for name in "xy")
+STORE = Store(Place(0, Y), Number(1.0, f32))
+ROW = Slice(Place("tile", Number(0)), (Number(1),) * 3, (Number(1),) * 3)
+
+
+@pytest.mark.parametrize(
+    ("body", "leaf"),
+    [
+        ((STORE,), True),
+        ((If(Number(1), (STORE,)),), True),
+        ((If(Number(1), (For(Var("z", i64, 9), Amount(9), (STORE,), "ordered"),)),), False),
+        ((Tile("tile", f32, 8), STORE), False),
+        ((Mma(ROW, ROW, ROW, F32), STORE), False),
+    ],
+)
+def test_only_loops_with_nothing_but_stores_are_vectorised(body: tuple[Stmt, ...], leaf: bool) -> None:
+    """A loop alone, and the inner one of two: on lanes if it is a leaf, else both are one loop on cores."""
+    (alone,) = parallelise([For(Y, Amount(100), body)])
+    assert isinstance(alone, For)
+    assert (alone.level, alone.vector) == ("core", "any" if leaf else "none")
+    inner = For(Y, Amount(100), (*body, Store(Place(1, X), Number(0))))
+    (outer,) = parallelise([For(X, Amount(100), (inner,))])
+    assert isinstance(outer, For)
+    assert outer.extent == Amount(100 if leaf else 10000)
+    lanes = [each for each in outer.body if isinstance(each, For) and each.level == "lane"]
+    assert len(lanes) == leaf
 
 
 def test_variables_and_tiles_are_declared_where_they_are_used(kernels: list[Kernel]) -> None:
