@@ -47,7 +47,9 @@ class EncoderFolder:
         """`said` is the folder's configuration."""
         config = read_encoder(said, str(path / "config.json"))
         pooling, stored = read_pooling(path), checkpoint.open(path)
-        return EncoderFolder(path, config, pooling, read_head(stored, said), *encoder_weights(stored, config))
+        head = read_head(stored, said)
+        (pooling if head is None else Pooling(("cls",), head)).check(config.d, str(path))
+        return EncoderFolder(path, config, pooling, head, *encoder_weights(stored, config))
 
     @property
     def has_tokenizer(self) -> bool:

@@ -65,7 +65,7 @@ def read_head(weights: Weights, said: Mapping[str, Any]) -> tuple[Dense, Dense] 
     for names in _HEADS:
         layers = [_find(weights, name) for name in names]
         if layers[0] is not None and layers[1] is not None:
-            if len(layers[1][0]) != 1:
+            if layers[1][0].shape[:1] != (1,):
                 return None
             return Dense(*layers[0], "Tanh"), Dense(*layers[1], "Identity")
     raise FileError(

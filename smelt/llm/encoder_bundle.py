@@ -81,6 +81,7 @@ def read_bundle(
         pooling = pooling_of(said["pooling"], loaded.files)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise FileError(f"{path}: {LANGUAGE} cannot be read", got=error, remedy=AGAIN) from error
+    pooling.check(config.d, str(path))
     _check_program(loaded, path, config, pairs)
     check_context(config, context)
     compiled = CompiledEncoder(

@@ -79,7 +79,9 @@ class LanguageModel:
         """The vectors of texts or tokens, f32[n, d]: states of the last layer, pooled as the folder's files for
         sentence-transformers say (the mean without them). Longer texts are cut; `prompt` names one of the folder's."""
         if self._pooling is None:
-            self._pooling = self.checkpoint.read_pooling()
+            pooling = self.checkpoint.read_pooling()
+            pooling.check(self.config.d, self.name)
+            self._pooling = pooling
         pooling = self._pooling
         given = [texts] if isinstance(texts, str) else list(texts)
         requests = []

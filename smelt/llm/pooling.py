@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from smelt.dtype import Array
-from smelt.errors import RunError
+from smelt.errors import FileError, RunError
 
 
 def _mean(states: Array) -> Array:
@@ -84,6 +84,22 @@ class Pooling:
                 remedy="leave the prompt out, or name one of these",
             )
         return "" if name is None else self.prompts[name]
+
+    def check(self, width: int, source: str) -> None:
+        """Refuse layers that do not fit each other, or states of this width."""
+        width *= len(self.modes)
+        for step in self.steps:
+            if isinstance(step, Dense):
+                got = (step.matrix.shape, step.bias.shape)
+                rows = step.matrix.shape[0] if step.matrix.ndim == 2 else 0
+                if not rows or got != ((rows, width), (rows,)):
+                    raise FileError(
+                        f"{source}: a layer behind the encoder does not fit",
+                        expected=f"a matrix [n, {width}] and a bias [n]",
+                        got=" and ".join(str(list(each)) for each in got),
+                        remedy="fetch the whole folder again",
+                    )
+                width = rows
 
     def __call__(self, states: Array) -> Array:
         """States of a text's tokens, f32[tokens, d] → its vector."""

@@ -86,7 +86,7 @@ def _dense(folder: Path) -> Dense:
         raise UnsupportedError(f"{folder}: unknown activation", expected=", ".join(ACTIVATIONS), got=name)
     weights = checkpoint.open(folder)
     matrix = weights["linear.weight"].numpy().astype(np.float64)
-    bias = weights["linear.bias"].numpy() if "linear.bias" in weights else np.zeros(len(matrix))
+    bias = weights["linear.bias"].numpy() if "linear.bias" in weights else np.zeros(matrix.shape[:1])
     return Dense(matrix, bias.astype(np.float64), name)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import smelt
 from smelt.bundle.write import write
-from smelt.errors import RunError, UnsupportedError
+from smelt.errors import FileError, RunError, UnsupportedError
 from smelt.llm import CrossEncoder, EmbeddingModel
 from smelt.llm.to_bundle import to_stored
 from tests.llm_checkpoints import write_checkpoint
@@ -99,6 +99,29 @@ def test_several_labels_are_no_relevance(tmp_path: Path) -> None:
     model: Any
     with smelt.llm.load(write_cross_encoder(tmp_path, "bert", labels=3), engine="reference") as model:
         assert isinstance(model, EmbeddingModel)
+    config = json.loads((tmp_path / "config.json").read_text())
+    write_checkpoint(tmp_path, config, shapes("bert", 3) | {"classifier.bias": (1,)})  # the matrix says how many
+    with smelt.llm.load(tmp_path, engine="reference") as model:
+        assert isinstance(model, EmbeddingModel)
+
+
+@pytest.mark.parametrize(
+    ("change", "got"),
+    [
+        ({"classifier.weight": (1, D + 1)}, f"[1, {D + 1}] and [1]"),
+        ({"classifier.bias": (2,)}, f"[1, {D}] and [2]"),
+        ({"bert.pooler.dense.weight": (D, D, 1)}, f"[{D}, {D}, 1] and [{D}]"),
+        ({"bert.pooler.dense.weight": (5, D)}, f"[5, {D}] and [{D}]"),
+        ({"bert.pooler.dense.weight": (5, D), "bert.pooler.dense.bias": (5,)}, f"[1, {D}] and [1]"),
+    ],
+)
+def test_layers_that_do_not_fit_are_refused(change: dict[str, tuple[int, ...]], got: str, tmp_path: Path) -> None:
+    write_cross_encoder(tmp_path, "bert")
+    config = json.loads((tmp_path / "config.json").read_text())
+    write_checkpoint(tmp_path, config, shapes("bert", 1) | change)
+    with pytest.raises(FileError, match="a layer behind the encoder does not fit") as caught:
+        smelt.llm.load(tmp_path, engine="reference")
+    assert caught.value.got == got
 
 
 def test_tokens_outside_of_the_vocabulary(tmp_path: Path) -> None:

@@ -119,6 +119,10 @@ def test_dense_layers_and_norms_follow(tmp_path: Path) -> None:
     model: Any
     with smelt.llm.load(tmp_path, engine="reference") as model:
         np.testing.assert_allclose(model.embed(want["lists"]), want["dense"], rtol=1e-4, atol=2e-5)
+    for name, sizes in (("linear.weight", (10, 48)), ("linear.bias", (9,)), ("linear.weight", (10,))):
+        safetensors.write(tmp_path / "2_Dense" / "model.safetensors", {**arrays, name: weight(name, sizes)})
+        with pytest.raises(FileError, match="a layer behind the encoder does not fit"):
+            smelt.llm.load(tmp_path, engine="reference")
 
 
 @pytest.mark.parametrize("engine", ["reference", "native"])
