@@ -1,4 +1,3 @@
-# setups stand in one line
 """A worker and its compiler on threads of this process, with real channels: what they load, answer and refuse."""
 
 from __future__ import annotations
