@@ -99,6 +99,14 @@ class Cache(Frozen):
             file.seek(0)  # it was read to check its digest
             return file.read()
 
+    def discard(self, key: str) -> None:
+        """Remove a key's entry: its content is as it was written, and of no use here."""
+        found = self.open(key)
+        if found is not None:
+            os.close(found[0])
+            with suppress(OSError):
+                found[1].remove()
+
     def put(self, key: str, made: Path) -> Path | None:
         """Store a file under a key and return its path.
 

@@ -240,9 +240,10 @@ class Client:
                 return self.load(found, results)
             except SmeltError as error:
                 log.warning("a program in the cache cannot be used: %s", error.message)
+                pjrt_cache.discard(key)
         start = time.perf_counter()
         made = self._compile(text, results)
-        if found is None and time.perf_counter() - start > WORTH:
+        if time.perf_counter() - start > WORTH:
             pjrt_cache.keep(key, made.serialize)
         return made
 

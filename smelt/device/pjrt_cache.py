@@ -31,6 +31,11 @@ def find(key: str) -> bytes | None:
     return cache.default().read(key)
 
 
+def discard(key: str) -> None:
+    """XLA cannot load what is kept under a key: the next program takes its place."""
+    cache.default().discard(key)
+
+
 def keep(key: str, serialize: Callable[[], bytes]) -> None:
     """Store a compiled program, if XLA can write it."""
     try:
