@@ -102,10 +102,10 @@ def advise(remedy: str, *kinds: type[SmeltError]) -> Iterator[None]:
 def error_of(record: dict[str, Any]) -> SmeltError:
     """The error behind a record that another process wrote."""
     fields = {name: record.get(name) for name in ("expected", "got", "where", "remedy")}
-    kind = globals().get(str(record["error"]))
+    kind = globals().get(str(record.get("error")))
     if not (isinstance(kind, type) and issubclass(kind, SmeltError)):
         kind = SmeltError
-    return kind(str(record["message"]), **fields)
+    return kind(str(record.get("message", "it failed in another process")), **fields)
 
 
 class ParseError(SmeltError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
@@ -18,11 +19,13 @@ from smelt.serve.config import Config
 from smelt.serve.http import Request
 from smelt.serve.keys import Keys
 from smelt.serve.models import Catalogue, Version
+from smelt.serve.oip import as_problem
 from smelt.serve.problems import BusyError, DeadlineError, RequestError
 from smelt.serve.stats import ModelStats
 from smelt.serve.text_model import CHAT, EMBEDDING, RANKING, TextModel, TextRun, Token
 
 T = TypeVar("T")
+log = logging.getLogger("smelt.serve")
 MAX_ANSWERS = 16
 
 
@@ -49,11 +52,7 @@ class Opened:
             work.close()
             raise
         with _Counted(self.texts, self.stats):
-            try:
-                async with asyncio.timeout(self.config.timeout):
-                    found = await work
-            except TimeoutError:
-                raise DeadlineError(f"{self.name}: the answer took too long") from None
+            found = await self._within_timeout(work)
         self.stats.latency.add(time.perf_counter() - started)
         return found
 
@@ -61,9 +60,16 @@ class Opened:
         """The same for a part of a request, which is counted later."""
         self.texts.running += 1
         try:
-            return await work
+            return await self._within_timeout(work)
         finally:
             self.texts.running -= 1
+
+    async def _within_timeout(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            async with asyncio.timeout(self.config.timeout):
+                return await work
+        except TimeoutError:
+            raise DeadlineError(f"{self.name}: the answer took too long") from None
 
 
 class _Counted:
@@ -166,6 +172,13 @@ def cancel_all(runs: Sequence[Generation]) -> None:
         run.cancel()
 
 
+def explain_failure(error: Exception, runs: Sequence[Generation]) -> SmeltError:
+    """What the client of a stream is told at its end. A bug of ours is logged."""
+    if not isinstance(error, SmeltError):
+        log.error("an answer of %s failed", runs[0].opened.name, exc_info=error)
+    return as_problem(error)
+
+
 class Languages:
     """The language models of a catalogue."""
 
@@ -215,6 +228,8 @@ class Languages:
             raise RequestError("n is out of range", expected=f"1 to {MAX_ANSWERS}", got=n)
         opened.check_room(n * len(prompts))
         seed = options.get("seed")
+        if seed is not None and type(seed) is not int:
+            raise RequestError("seed is a whole number", got=repr(seed)[:80])
         first = secrets.randbits(48) if seed is None else seed
         client = "" if request.key is None else request.key.name
         given = {**options, "client": client, "timeout": opened.config.timeout}
@@ -276,7 +291,7 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
                 {**call, "function": {**call["function"], "arguments": _arguments(call["function"]["arguments"])}}
                 for call in calls
             ]
-        except (TypeError, KeyError, ValueError) as error:
+        except (TypeError, KeyError, ValueError, RecursionError) as error:
             raise RequestError("tool_calls do not fit", expected="calls with function.name and .arguments") from error
     return found
 

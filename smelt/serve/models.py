@@ -64,6 +64,7 @@ class Version:
     used: float = 0.0  # when it was last asked for, on `monotonic`
     on_demand: bool = False  # not loaded, to save memory; the next request loads it
     keep_alive: float | None = None  # seconds after its last use for which it stays loaded; None: for ever
+    expiry: asyncio.TimerHandle | None = None  # when that is looked at
     sequences: Sequences | None = None  # of a model with state
     fitting: set[Any] = field(default_factory=set)  # names, element types and shapes of inputs that were checked
 
@@ -111,6 +112,11 @@ class Version:
     @property
     def idle(self) -> bool:
         return not self.active and (self.queue is None or not (self.queue.waiting or self.queue.running))
+
+    def set_keep_alive(self, seconds: float | None) -> None:
+        if self.expiry is not None:
+            self.expiry.cancel()
+        self.keep_alive, self.expiry = seconds, None
 
     def metadata(self, versions: list[str]) -> dict[str, Any]:
         """The protocol's model metadata."""
@@ -351,18 +357,17 @@ class Catalogue:
     def keep_alive(self, name: str, seconds: float | None) -> None:
         """Unload a model when it was not used for some seconds; the next request loads it. None: keep it."""
         for version in self.find_versions(name).values():
-            version.keep_alive = seconds
-            if seconds is not None and version.state == READY:
-                self._expire(version, version.loaded, seconds)
+            if version.state == READY:
+                version.set_keep_alive(seconds)
+                if seconds is not None:
+                    self._expire(version, seconds)
 
-    def _expire(self, version: Version, loaded: Any, seconds: float) -> None:
-        """Unload what was not used, or look again. Each wish has its own timer; the last one holds."""
-        if version.loaded is not loaded or version.keep_alive != seconds:
-            return
+    def _expire(self, version: Version, seconds: float) -> None:
+        """Unload what was not used, or look again. The last wish holds."""
         left = seconds if version.active else version.used + seconds - time.monotonic()
         if not version.idle or left > 0:
             loop = asyncio.get_running_loop()
-            loop.call_later(max(left, 0.1), self._expire, version, loaded, seconds)
+            version.expiry = loop.call_later(max(left, 0.1), self._expire, version, seconds)
             return
         log.info("%s was not used for %g s and is unloaded", version.name, seconds)
         self._retire(version)
@@ -392,6 +397,7 @@ class Catalogue:
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
         version.queue = version.loaded = None
+        version.set_keep_alive(None)
         version.fitting.clear()
         version.state, version.reason, version.bytes = UNAVAILABLE, "unloaded", 0
         return task

@@ -11,10 +11,9 @@ from typing import Any
 
 import msgspec
 
-from smelt.errors import SmeltError
 from smelt.llm.tools import Convention, convention_of, parse_calls
 from smelt.serve.http import Request, Response, Routes, json_response, read_json
-from smelt.serve.language import Generation, Languages, Opened, chat_prompt, check_supported, complete
+from smelt.serve.language import Generation, Languages, Opened, chat_prompt, check_supported, complete, explain_failure
 from smelt.serve.models import Version
 from smelt.serve.problems import ForbiddenError, RequestError
 from smelt.version import __version__
@@ -37,6 +36,7 @@ _OPTIONS = {
 _IGNORED = ("num_ctx", "num_thread", "num_batch", "num_gpu", "num_keep", "use_mmap", "low_vram", "f16_kv", "numa")
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|ms|s|m|h)")
+LONGEST = 1e9  # seconds that a model stays; longer is for ever
 FOR_EVER = datetime(9999, 1, 1, tzinfo=UTC)
 
 
@@ -245,10 +245,10 @@ def _seconds(keep_alive: float | str | None) -> float | None:
             raise RequestError(
                 "keep_alive is no duration", expected='seconds, or "5m", "1h30m", -1 for ever', got=keep_alive[:80]
             )
-        return None if is_negative else found
+        return None if is_negative or found > LONGEST else found
     if keep_alive != keep_alive:
         raise RequestError("keep_alive is no duration", got=keep_alive)
-    return None if keep_alive < 0 else keep_alive
+    return keep_alive if 0 <= keep_alive <= LONGEST else None
 
 
 def _schema(form: Any) -> dict[str, Any]:
@@ -316,8 +316,8 @@ async def _lines(
                 yield _dump({**_head(run.opened), **form(piece.text, []), "done": False}) + b"\n"
         last = form("", []) if convention is None else _whole(run, form, convention)
         yield _dump({**_head(run.opened), **last, **_tail(run, started)}) + b"\n"
-    except SmeltError as error:
-        yield _dump({"error": str(error)}) + b"\n"
+    except Exception as error:
+        yield _dump({"error": str(explain_failure(error, [run]))}) + b"\n"
 
 
 def _describe(version: Version) -> dict[str, Any]:

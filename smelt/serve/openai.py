@@ -28,6 +28,7 @@ from smelt.serve.language import (
     chat_prompt,
     check_supported,
     complete,
+    explain_failure,
     form_of,
 )
 from smelt.serve.problems import RequestError, status_of
@@ -409,8 +410,7 @@ async def _events(
             elif not form.held:
                 yield event([form.piece(index, token, runs[index])])
     except Exception as error:
-        failed = error if isinstance(error, SmeltError) else RequestError("the answer failed inside the server")
-        yield b"data: " + openai_problem(failed).body + b"\n\n"
+        yield b"data: " + openai_problem(explain_failure(error, runs)).body + b"\n\n"
         return
     if usage:
         yield event([], usage=usage_of(runs))

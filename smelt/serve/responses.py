@@ -10,11 +10,9 @@ from typing import Any
 
 import msgspec
 
-from smelt.errors import SmeltError
 from smelt.llm.tools import Convention, ToolCall, convention_of, parse_calls
 from smelt.serve.http import EVENTS, Request, Response, Routes, json_response, read_json
-from smelt.serve.language import Generation, Languages, chat_prompt, check_supported, complete, form_of
-from smelt.serve.oip import as_problem
+from smelt.serve.language import Generation, Languages, chat_prompt, check_supported, complete, explain_failure, form_of
 from smelt.serve.problems import RequestError
 
 _dump = msgspec.json.Encoder().encode
@@ -182,8 +180,8 @@ class _Answer:
             async for piece in self.run:
                 if live and piece.text:
                     yield event("response.output_text.delta", **at, delta=piece.text, logprobs=[])
-        except SmeltError as error:
-            failed = as_problem(error)
+        except Exception as error:
+            failed = explain_failure(error, [self.run])
             yield event("error", code=type(failed).__name__, message=str(failed), param=None)
             return
         record = self.record()

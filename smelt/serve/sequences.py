@@ -68,6 +68,8 @@ class Sequences:
             except TimeoutError:
                 raise DeadlineError(f"{self.name}: the deadline passed before the request could run") from None
             try:
+                if not sequence.state and not starts:
+                    raise self._missing(key)  # its first request failed
                 left = None if timeout is None else max(0.0, timeout - (time.perf_counter() - begun))
                 state = sequence.state or _zeros(self.name, ports, self._state, inputs)
                 outputs, timing = await queue.infer({**inputs, **state}, left, priority)
@@ -78,7 +80,8 @@ class Sequences:
         finally:
             sequence.waiting -= 1
             sequence.used = time.monotonic()
-            if ends and self._sequences.get(key) is sequence:
+            is_over = ends or (not sequence.state and not sequence.waiting)
+            if is_over and self._sequences.get(key) is sequence:
                 del self._sequences[key]
 
     def _begin(self, key: tuple[str, int | str]) -> _Sequence:
@@ -92,10 +95,11 @@ class Sequences:
     def _find(self, key: tuple[str, int | str]) -> _Sequence:
         found = self._sequences.get(key)
         if found is None:
-            raise RequestError(
-                f"{self.name}: no such sequence", got=str(key[1]), remedy="begin it: sequence_start = true"
-            )
+            raise self._missing(key)
         return found
+
+    def _missing(self, key: tuple[str, int | str]) -> RequestError:
+        return RequestError(f"{self.name}: no such sequence", got=str(key[1]), remedy="begin it: sequence_start = true")
 
     def _forget_idle(self) -> None:
         now = time.monotonic()

@@ -11,17 +11,19 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
 from smelt.dtype import Array
-from smelt.errors import ParseError, UnsupportedError
+from smelt.errors import UnsupportedError
 from smelt.llm import CrossEncoder, EmbeddingModel, LanguageModel, Piece
 from smelt.llm.stream import EmittedRun
 
 CHAT, EMBEDDING, RANKING = "chat", "embedding", "ranking"
+Text = Annotated[str, msgspec.Meta(max_length=1 << 16)]  # of one token
+Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class About(msgspec.Struct, frozen=True):
@@ -37,13 +39,13 @@ class About(msgspec.Struct, frozen=True):
 
 class Token(msgspec.Struct, array_like=True, frozen=True):
     """One token of an answer, and the text that is certain with it. Where log-probabilities were asked for, also its
-    own text and the likeliest tokens."""
+    own text and the likeliest tokens. The limits are for what a worker sends."""
 
     token: int
-    text: str
-    name: str = ""
+    text: Text
+    name: Text = ""
     logprob: float | None = None
-    top: list[tuple[str, float]] = []
+    top: Annotated[list[tuple[Text, float]], msgspec.Meta(max_length=1 << 16)] = []
 
 
 class Vectors(msgspec.Struct, array_like=True, frozen=True):
@@ -51,12 +53,14 @@ class Vectors(msgspec.Struct, array_like=True, frozen=True):
 
     shape: tuple[int, int]
     data: bytes
-    tokens: int
+    tokens: Count
+
+    @property
+    def is_whole(self) -> bool:
+        return min(self.shape) >= 0 and self.shape[0] * self.shape[1] * 4 == len(self.data)
 
     @property
     def array(self) -> Array:
-        if min(self.shape) < 0 or self.shape[0] * self.shape[1] * 4 != len(self.data):
-            raise ParseError("embeddings do not fit their shape", got=f"{len(self.data)} bytes for {self.shape}")
         return np.frombuffer(self.data, np.float32).reshape(self.shape)
 
 
@@ -64,7 +68,7 @@ class Scores(msgspec.Struct, array_like=True, frozen=True):
     """Logits of relevance, and how many tokens were read."""
 
     logits: list[float]
-    tokens: int
+    tokens: Count
 
 
 class TextRun(ABC):

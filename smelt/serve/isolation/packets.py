@@ -10,7 +10,7 @@ import fcntl
 import os
 import socket
 import struct
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -20,7 +20,14 @@ from smelt.serve.text_model import Token
 T = TypeVar("T")
 SHORT, LONG = b"s", b"l"
 MOST = 1 << 28  # bytes of a message
+MOST_EVENTS = 256  # of a message
+MOST_ERROR = 4000  # characters of a part of an error
 _ADD_SEALS, _GET_SEALS, _SEALS = 1033, 1034, 1 | 2 | 4 | 8  # seal, shrink, grow, write
+
+
+Record = Annotated[  # `SmeltError.record`
+    dict[str, Annotated[str, msgspec.Meta(max_length=MOST_ERROR)]], msgspec.Meta(max_length=16)
+]
 
 
 class Ask(msgspec.Struct, array_like=True, tag="ask", frozen=True):
@@ -55,19 +62,29 @@ class Said(msgspec.Struct, array_like=True, tag="said", frozen=True):
 
 class Finished(msgspec.Struct, array_like=True, tag="finished", frozen=True):
     number: int
-    finish: str
-    said: str
+    finish: Annotated[str, msgspec.Meta(max_length=32)]
+    said: Annotated[str, msgspec.Meta(max_length=1 << 24)]
 
 
 class Wrong(msgspec.Struct, array_like=True, tag="wrong", frozen=True):
     number: int
-    error: dict[str, str]  # `SmeltError.record`
+    error: Record
 
 
 Event = Answered | Begun | Said | Finished | Wrong
 _encode = msgspec.msgpack.Encoder().encode
 _ASKED: msgspec.msgpack.Decoder[Ask | Stop] = msgspec.msgpack.Decoder(Ask | Stop)
-_EVENTS: msgspec.msgpack.Decoder[list[Event]] = msgspec.msgpack.Decoder(list[Event])
+_EVENTS: msgspec.msgpack.Decoder[list[Event]] = msgspec.msgpack.Decoder(
+    Annotated[list[Event], msgspec.Meta(max_length=MOST_EVENTS)]
+)
+
+
+def encode(message: Ask | Stop | list[Event]) -> bytes:
+    """ValueError for what msgpack cannot say: integers beyond 64 bits, texts that are no Unicode, deep nesting."""
+    try:
+        return _encode(message)
+    except (OverflowError, RecursionError) as error:
+        raise ValueError(str(error)) from error
 
 
 def to_raw(result: Any) -> msgspec.Raw:
@@ -80,9 +97,11 @@ class Packets:
     def __init__(self, end: socket.socket) -> None:
         self.socket = end
 
-    def send(self, message: Ask | Stop | list[Event], flags: int = 0) -> None:
+    def send(self, message: Ask | Stop | list[Event]) -> None:
+        self.send_encoded(encode(message))
+
+    def send_encoded(self, data: bytes, flags: int = 0) -> None:
         """BlockingIOError with MSG_DONTWAIT where the other side is slow."""
-        data = _encode(message)
         try:
             if len(data) < PACKET:
                 self.socket.send(SHORT + data, flags)

@@ -36,6 +36,7 @@ log = logging.getLogger("smelt.serve")
 START = 120.0  # seconds for a process to start
 SPARE = 1 << 30  # bytes that a worker may take beyond the model's memory limit: interpreter, stacks, temporaries
 MOST_COPIED = 256 << 20  # bytes
+MOST_ABOUT = 64 << 20  # bytes that a worker says about its model
 _KEPT = ("PATH", "LANG", "LC_ALL", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "SMELT_CC", "SMELT_TARGET")
 
 
@@ -159,6 +160,7 @@ class RemoteModel(Closing):
         self.name, self.path, self.config = name, path, config
         self._zygote = zygote
         self._closed = False
+        self.pid = 0  # 0: there is no worker
         self.start()
 
     def start(self) -> None:
@@ -200,7 +202,7 @@ class RemoteModel(Closing):
     def _adopt(self, said: object) -> None:
         if isinstance(said, Failed):
             raise error_of(said.error)
-        if not isinstance(said, Ready):
+        if not isinstance(said, Ready) or said.content.size > MOST_ABOUT:
             raise ClosedError("the worker says something else than that it is ready")
         try:
             loaded = msgspec.json.decode(self.control.content(said.content).tobytes(), type=Loaded)
@@ -228,7 +230,8 @@ class RemoteModel(Closing):
 
     def kill(self) -> None:
         """End the worker at once; its channels close."""
-        self._zygote.kill(self.pid)
+        if self.pid:
+            self._zygote.kill(self.pid)
 
     def explain_end(self) -> str:
         """How the worker ended, for people."""
@@ -246,13 +249,18 @@ class RemoteModel(Closing):
         self._stop()
         if not self._closed:
             self.start()
+        if self._closed:  # meanwhile, in another thread
+            self._stop()
 
     def _stop(self) -> None:
         for channel in (self.control, *self.slots):
             channel.close()
-        self.kill()
-        self._zygote.ending(self.pid, 10.0)
-        self._zygote.forget(self.pid)
+        pid = self.pid
+        if pid:
+            self.kill()
+            self._zygote.ending(pid, 10.0)
+            self.pid = 0  # before the system may give the number to another process
+            self._zygote.forget(pid)
 
     def close(self) -> None:
         if not self._closed:

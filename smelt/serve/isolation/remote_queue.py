@@ -156,7 +156,7 @@ class RemoteQueue(ModelQueue):
             jobs, outcome = slot.jobs, self._read(slot, said)
         except BlockingIOError:
             return
-        except (ClosedError, ParseError, ValueError):
+        except (ParseError, ValueError, TypeError, LookupError, OverflowError):  # tensors that are none
             self._lose()
             return
         self._restarts.note_success()

@@ -1,7 +1,8 @@
 """A language model in a worker process, as the server calls it: `RemoteTexts`. Everything runs on the event loop.
 
 Requests and answers share one socket and are told apart by numbers. A worker that ends fails what it ran; what comes
-later waits for the next one. What it says is checked: the number of tokens, the types, and that it answers in time.
+later waits for the next one. What it says is checked when it arrives: that it was asked for, the number of tokens, the
+types and sizes, and that it comes in time.
 """
 
 from __future__ import annotations
@@ -19,29 +20,61 @@ import msgspec
 
 from smelt.errors import ParseError, error_of
 from smelt.serve.isolation.channel import ClosedError
-from smelt.serve.isolation.packets import Answered, Ask, Begun, Event, Finished, Packets, Said, Stop, Wrong
+from smelt.serve.isolation.packets import (
+    MOST,
+    Answered,
+    Ask,
+    Begun,
+    Event,
+    Finished,
+    Packets,
+    Said,
+    Stop,
+    Wrong,
+    encode,
+)
 from smelt.serve.isolation.remote import RemoteModel
 from smelt.serve.isolation.restarts import MOST_PAUSE, Restarts
-from smelt.serve.problems import UnavailableError
+from smelt.serve.problems import RequestError, TooLargeError, UnavailableError
 from smelt.serve.text_model import Scores, TextModel, TextRun, Token, Vectors
 
 log = logging.getLogger("smelt.serve")
 T = TypeVar("T")
 GRACE = 5.0  # seconds after its deadline in which a worker must have answered
 MOST_READ = 32  # packets before others have their turn
-MOST_TEXT = 1 << 16  # characters of one token
+LEAST_ANSWER, MOST_GROWTH = 1 << 20, 256  # bytes that any answer may have, and more for each byte of the request
 FINISHES = ("stop", "length", "deadline", "cancelled")
 
 
 class _Exchange:
-    """A request and what the worker says to it."""
+    """A request and what the worker says to it. `left`: tokens that may come; None: one result."""
 
-    __slots__ = ("events", "left", "number", "overdue")
+    __slots__ = ("_has_begun", "events", "left", "longest", "number", "overdue")
 
-    def __init__(self, number: int, left: int, timeout: float | None) -> None:
-        self.number, self.left = number, left  # tokens that may come
+    def __init__(self, number: int, left: int | None, longest: int, timeout: float | None) -> None:
+        self.number, self.left, self.longest = number, left, longest  # bytes of a result
+        self._has_begun = False
         self.events: asyncio.Queue[Event | Exception] = asyncio.Queue()
         self.overdue = None if timeout is None else time.monotonic() + timeout + GRACE
+
+    def take(self, event: Event) -> bool:
+        """Whether the event may come now; it is there for `next` then."""
+        match event:
+            case Answered(result=result):
+                fits = self.left is None and len(bytes(result)) <= self.longest
+            case Begun():
+                fits = self.left is not None and not self._has_begun
+                self._has_begun = True
+            case Said():
+                fits = self._has_begun and bool(self.left)
+                self.left = (self.left or 0) - 1
+            case Finished():
+                fits = self._has_begun
+            case Wrong():
+                fits = True
+        if fits:
+            self.events.put_nowait(event)
+        return fits
 
     async def next(self) -> Event:
         found = await self.events.get()
@@ -61,7 +94,8 @@ class RemoteTexts(TextModel):
         self._exchanges: dict[int, _Exchange] = {}
         self._packets: Packets | None = None  # while the worker is there
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._unsent: deque[Ask | Stop] = deque()
+        self._unsent: deque[bytes] = deque()
+        self._late = 0  # events that may still come for what was stopped
         self._watching: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -82,8 +116,8 @@ class RemoteTexts(TextModel):
         return await self._ask("decode", str, tokens=list(tokens))
 
     async def embed(self, texts: Sequence[str]) -> Vectors:
-        found = await self._ask("embed", Vectors, texts=list(texts))
-        return self._expect(found, found.shape[0] == len(texts))
+        found = await self._ask("embed", Vectors, MOST, texts=list(texts))
+        return self._expect(found, found.is_whole and found.shape[0] == len(texts))
 
     async def score(self, query: str, texts: Sequence[str]) -> Scores:
         found = await self._ask("score", Scores, query=query, texts=list(texts))
@@ -91,58 +125,80 @@ class RemoteTexts(TextModel):
 
     async def generate(self, prompt: Sequence[int], options: Mapping[str, Any], said: bool) -> TextRun:
         given = {"prompt": list(prompt), "options": dict(options), "said": said}
-        exchange = await self._begin("generate", given, options["max_tokens"], options.get("timeout"))
+        exchange = await self._begin("generate", given, options["max_tokens"], 0, options.get("timeout"))
         try:
-            if not isinstance(await exchange.next(), Begun):
-                raise self.report_babble()
+            await exchange.next()  # `Begun`
         except BaseException:
             self.stop(exchange)
             raise
         return _RemoteRun(self, exchange)
 
-    async def _ask(self, method: str, kind: type[T], **given: Any) -> T:
-        exchange = await self._begin(method, given, 0, self.worker.config.timeout)
+    async def _ask(self, method: str, kind: type[T], longest: int = 0, /, **given: Any) -> T:
+        exchange = await self._begin(method, given, None, longest, self.worker.config.timeout)
         try:
             found = await exchange.next()
-            if not isinstance(found, Answered):
-                raise self.report_babble()
+            assert isinstance(found, Answered)
             try:
                 return msgspec.msgpack.decode(bytes(found.result), type=kind)
-            except msgspec.DecodeError as error:
-                raise self.report_babble() from error
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                raise self._report_babble() from error
         finally:
             self.stop(exchange)
 
     def _expect(self, found: T, is_right: bool) -> T:
         if not is_right:
-            raise self.report_babble()
+            raise self._report_babble()
         return found
 
     # ---- out ----
 
-    async def _begin(self, method: str, given: dict[str, Any], tokens: int, timeout: float | None) -> _Exchange:
+    async def _begin(
+        self, method: str, given: dict[str, Any], tokens: int | None, longest: int, timeout: float | None
+    ) -> _Exchange:
+        number = next(self._numbers)
+        data = self._encode(Ask(number, method, given))
+        loop = await self._wait_for_worker()
+        exchange = _Exchange(number, tokens, longest or LEAST_ANSWER + MOST_GROWTH * len(data), timeout)
+        self._exchanges[number] = exchange
+        if self._watching is None and exchange.overdue is not None:
+            self._watching = loop.call_later(GRACE, self._watch)
+        self._send(data)
+        return exchange
+
+    def _encode(self, asked: Ask) -> bytes:
+        try:
+            data = encode(asked)
+        except ValueError as error:
+            raise RequestError(
+                f"{self.worker.name}: the request cannot be passed to the model",
+                expected="integers of 64 bits at most, texts in Unicode, little nesting",
+                got=error,
+            ) from error
+        if len(data) > MOST:
+            raise TooLargeError(f"{self.worker.name}: the request is too large", expected=f"at most {MOST} bytes")
+        return data
+
+    async def _wait_for_worker(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._attach()
-        if self._closed:
-            raise UnavailableError(f"{self.worker.name} is being unloaded", retry_after=1)
-        if self._restarts.is_hopeless:
-            raise UnavailableError(f"{self.worker.name}: its worker process keeps ending", retry_after=MOST_PAUSE)
-        await self._restarts.wait()
-        exchange = _Exchange(next(self._numbers), tokens, timeout)
-        self._exchanges[exchange.number] = exchange
-        if self._watching is None and exchange.overdue is not None:
-            self._watching = self._loop.call_later(GRACE, self._watch)
-        self._send(Ask(exchange.number, method, given))
-        return exchange
+        while True:
+            if self._closed:
+                raise UnavailableError(f"{self.worker.name} is being unloaded", retry_after=1)
+            if self._restarts.is_hopeless:
+                raise UnavailableError(f"{self.worker.name}: its worker process keeps ending", retry_after=MOST_PAUSE)
+            if self._packets is not None:
+                return self._loop
+            await self._restarts.wait()
 
     def stop(self, exchange: _Exchange) -> None:
         """Its answer is there, or not wanted any more."""
         if self._exchanges.pop(exchange.number, None) is not None:
-            self._send(Stop(exchange.number))
+            self._late += 2 + (exchange.left or 0)  # besides tokens: that it begins and ends
+            self._send(encode(Stop(exchange.number)))
 
-    def _send(self, message: Ask | Stop) -> None:
-        self._unsent.append(message)
+    def _send(self, data: bytes) -> None:
+        self._unsent.append(data)
         if len(self._unsent) == 1:
             self._flush()
 
@@ -152,7 +208,7 @@ class RemoteTexts(TextModel):
             return
         try:
             while self._unsent:
-                self._packets.send(self._unsent[0], socket.MSG_DONTWAIT)
+                self._packets.send_encoded(self._unsent[0], socket.MSG_DONTWAIT)
                 self._unsent.popleft()
             self._loop.remove_writer(self._packets.socket.fileno())
         except BlockingIOError:
@@ -165,7 +221,7 @@ class RemoteTexts(TextModel):
     def _attach(self) -> None:
         assert self._loop is not None
         self.about = self.worker.loaded.about or self.about
-        self._packets = Packets(self.worker.slots[0].socket)
+        self._packets, self._late = Packets(self.worker.slots[0].socket), 0
         self._loop.add_reader(self._packets.socket.fileno(), self._hear)
 
     def _hear(self) -> None:
@@ -174,7 +230,6 @@ class RemoteTexts(TextModel):
                 assert self._packets is not None
                 for event in self._packets.receive_events(socket.MSG_DONTWAIT):
                     self._take(event)
-                self._restarts.note_success()
         except BlockingIOError:
             return
         except ParseError as error:
@@ -184,15 +239,13 @@ class RemoteTexts(TextModel):
 
     def _take(self, event: Event) -> None:
         exchange = self._exchanges.get(event.number)
-        if exchange is None:  # it was stopped meanwhile
-            return
-        if isinstance(event, Said):
-            exchange.left -= 1
-            if exchange.left < 0 or len(event.token.text) > MOST_TEXT:
-                raise ParseError("the worker says more tokens than were asked for")
-        elif isinstance(event, Answered | Finished | Wrong):
+        if exchange is None:
+            self._late -= 1
+        if self._late < 0 or (exchange is not None and not exchange.take(event)):
+            raise ParseError("the worker says what was not asked for", got=type(event).__name__)
+        if exchange is not None and isinstance(event, Answered | Finished | Wrong):
             del self._exchanges[event.number]
-        exchange.events.put_nowait(event)
+            self._restarts.note_success()
 
     def _watch(self) -> None:
         """End a worker that does not answer long after a deadline."""
@@ -206,7 +259,7 @@ class RemoteTexts(TextModel):
 
     # ---- workers that end ----
 
-    def report_babble(self) -> UnavailableError:
+    def _report_babble(self) -> UnavailableError:
         """The worker answers what was not asked: it is ended."""
         self._lose()
         return self._gone_error("answered what was not asked")
@@ -259,8 +312,7 @@ class _RemoteRun(TextRun):
     async def __aiter__(self) -> AsyncGenerator[Token, None]:
         try:
             while not isinstance(event := await self._exchange.next(), Finished):
-                if not isinstance(event, Said):
-                    raise self._texts.report_babble()
+                assert isinstance(event, Said)
                 yield event.token
             self.finish = event.finish if event.finish in FINISHES else "stop"
             self.said = event.said

@@ -14,12 +14,22 @@ from typing import Any
 
 from smelt.errors import SmeltError
 from smelt.serve.isolation.channel import ClosedError
-from smelt.serve.isolation.packets import Answered, Ask, Begun, Event, Finished, Packets, Said, Wrong, to_raw
+from smelt.serve.isolation.packets import (
+    MOST_ERROR,
+    MOST_EVENTS,
+    Answered,
+    Ask,
+    Begun,
+    Event,
+    Finished,
+    Packets,
+    Said,
+    Wrong,
+    to_raw,
+)
 from smelt.serve.text_model import Emitted, LocalTexts, Token
 
 METHODS = ("prompt", "encode", "decode", "embed", "score")
-MOST_EVENTS = 256  # of a packet
-MOST_TEXT = 4000  # characters of a part of an error
 
 
 def make_loop() -> asyncio.AbstractEventLoop:
@@ -30,7 +40,7 @@ def make_loop() -> asyncio.AbstractEventLoop:
 def record_error(error: BaseException) -> dict[str, str]:
     if not isinstance(error, SmeltError):
         error = SmeltError("the model failed inside its worker", got=f"{type(error).__name__}: {error}")
-    return {name: str(text)[:MOST_TEXT] for name, text in error.record().items()}
+    return {name: str(text)[:MOST_ERROR] for name, text in error.record().items()}
 
 
 class TextWorker:

@@ -17,15 +17,15 @@ import numpy as np
 import pytest
 
 import smelt
-from smelt.serve.isolation import remote_texts
+from smelt.serve.isolation import remote_texts, restarts
 from smelt.serve.isolation.channel import ClosedError, pair
 from smelt.serve.isolation.packets import Answered, Ask, Begun, Event, Finished, Packets, Said, Stop, Wrong, to_raw
 from smelt.serve.isolation.remote import is_supported
 from smelt.serve.isolation.remote_texts import RemoteTexts
 from smelt.serve.isolation.text_worker import TextWorker, make_loop
 from smelt.serve.models import Version
-from smelt.serve.problems import UnavailableError
-from smelt.serve.text_model import About, LocalTexts, Token
+from smelt.serve.problems import RequestError, UnavailableError
+from smelt.serve.text_model import About, LocalTexts, Scores, Token, Vectors
 from tests.unit.serve.client import Client, model, serving
 from tests.unit.serve.language_models import write_language_models
 
@@ -163,6 +163,14 @@ def test_keep_alive_unloads_and_the_next_request_loads(client: Client) -> None:
     assert not row["expires_at"].startswith("9999")
     assert client.post("/api/generate", {"model": "tiny", "keep_alive": -1}).json["done_reason"] == "load"
     assert client.post("/api/generate", {"model": "tiny", "keep_alive": "soon"}).status == 400
+    for long in (1e300, "9" * 400 + "h"):
+        assert client.post("/api/generate", {"model": "tiny", "keep_alive": long}).status == 200
+        assert all(row["expires_at"].startswith("9999") for row in client.get("/api/ps").json["models"])
+    for _ in range(2):
+        before = version(client).expiry
+        assert client.post("/api/generate", {"model": "tiny", "keep_alive": "1h"}).status == 200
+    assert before is not None
+    assert before.cancelled(), "a timer for each request"
     assert client.post("/api/generate", {"model": "tiny", "keep_alive": 0}).json["done_reason"] == "unload"
     client.run(settle())
     assert client.app.catalogue.pick("tiny").on_demand
@@ -223,6 +231,15 @@ def token(number: int) -> Said:
         lambda n: [token(n)],
         lambda n: [Begun(n), Answered(n, to_raw(1))],
         lambda n: [Begun(n), Said(n, Token(5, "w" * (1 << 17)))],
+        lambda n: [Begun(n), Said(n, Token(5, "w", "w" * (1 << 17)))],
+        lambda n: [Begun(n), Said(n, Token(5, "w", top=[("w", 0.0)] * (1 << 17)))],
+        lambda n: [Begun(n), Begun(n)],
+        lambda n: [Begun(n), Finished(n, "stop" * 10, "")],
+        lambda n: [Finished(n, "stop", "")],
+        lambda n: [Begun(n), token(n + 1)],  # another's answer
+        lambda n: [Wrong(n, {"message": "w" * 5000})],
+        lambda n: [Wrong(n, {str(i): "" for i in range(20)})],
+        lambda n: [Begun(n), *(Wrong(n + i, {}) for i in range(300))],
     ],
 )
 def test_a_worker_that_says_what_it_must_not_is_replaced(say: Callable[[int], list[Event]]) -> None:
@@ -248,6 +265,23 @@ def test_results_of_the_wrong_type_or_length_are_refused() -> None:
                 packets.send([Answered((await asked_of(packets)).number, to_raw(result))])
                 with pytest.raises(UnavailableError):
                     await task
+        asks: list[tuple[Callable[[RemoteTexts], Any], Any]] = [
+            (lambda texts: texts.decode([1]), "w" * (2 << 20)),  # more than a token can be
+            (lambda texts: texts.embed(["w1"]), Vectors((1, 5), bytes(16), 1)),
+            (lambda texts: texts.embed(["w1"]), Vectors((1, 4), bytes(16), -1)),
+            (lambda texts: texts.score("w1", ["w2"]), Scores([0.5], -1)),
+        ]
+        for ask, result in asks:
+            async with played() as (texts, packets, _):
+                task = asyncio.create_task(ask(texts))
+                packets.send([Answered((await asked_of(packets)).number, to_raw(result))])
+                with pytest.raises(UnavailableError):
+                    await task
+        async with played() as (texts, packets, _):
+            task = asyncio.create_task(texts.encode(["w1"]))
+            packets.send([Wrong((await asked_of(packets)).number, {})])
+            with pytest.raises(smelt.errors.SmeltError, match="another process"):
+                await task
         async with played() as (texts, packets, _):
             task = asyncio.create_task(texts.encode(["w1"]))
             packets.send([Wrong((await asked_of(packets)).number, {"error": "RunError", "message": "no"})])
@@ -284,6 +318,105 @@ def test_cancelling_a_request_tells_the_worker() -> None:
 
     asked, stop = asyncio.run(work())
     assert stop == Stop(asked.number)
+
+
+def test_what_comes_late_is_no_mistake_and_has_a_limit() -> None:
+    async def work() -> list[str]:
+        async with played() as (texts, packets, happened):
+            task = asyncio.create_task(texts.generate([1], {"max_tokens": 3}, False))
+            first = (await asked_of(packets)).number
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await asyncio.to_thread(packets.receive_asked)  # that it is stopped
+            packets.send([Begun(first), token(first), token(first), Finished(first, "cancelled", "")])
+            second = asyncio.create_task(texts.encode(["w1"]))
+            packets.send([Answered((await asked_of(packets)).number, to_raw([[5]]))])
+            assert await second == [[5]]
+            assert happened == []
+            third = asyncio.create_task(texts.encode(["w1"]))
+            await asked_of(packets)
+            packets.send([token(first), token(first)])  # three in all would have been the most
+            with pytest.raises(UnavailableError):
+                await third
+            await texts._restarts.wait()
+            return happened
+
+    assert asyncio.run(work()) == ["restart"]
+
+
+@pytest.mark.parametrize("wrong", [1 << 64, "\ud800"])
+def test_what_cannot_be_sent_fails_its_own_request_alone(wrong: Any) -> None:
+    async def work() -> None:
+        async with played() as (texts, packets, _):
+            with pytest.raises(RequestError, match="cannot be passed"):
+                await texts.prompt(MESSAGES, [{"maximum": wrong}])
+            task = asyncio.create_task(texts.encode(["w1"]))
+            packets.send([Answered((await asked_of(packets)).number, to_raw([[5]]))])
+            assert await task == [[5]]
+
+    asyncio.run(asyncio.wait_for(work(), 60))
+
+
+def test_requests_do_not_wait_for_a_worker_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restarts, "MOST_PAUSE", 0.001)
+    is_broken = True
+
+    async def work() -> None:
+        ours, theirs = pair()
+        async with played() as (texts, packets, _):
+
+            def restart() -> None:
+                if is_broken:
+                    raise OSError("no descriptors left")
+                texts.worker.slots = [SimpleNamespace(socket=ours)]
+
+            texts.worker.restart = restart
+            first = asyncio.create_task(texts.generate([1], {"max_tokens": 3}, False))
+            packets.send([Begun((await asked_of(packets)).number)])
+            await first
+            texts._restarts._failures = 1
+            packets.socket.close()
+            with pytest.raises(UnavailableError, match="ended while"):
+                async for _ in first.result():
+                    pass
+            assert texts._restarts._failures > 1, "to begin is no success"
+            for _ in range(2):
+                with pytest.raises(UnavailableError, match="keeps ending"):
+                    await texts.encode(["w1"])
+            nonlocal is_broken
+            is_broken = False
+            while texts._restarts.is_running:
+                await asyncio.sleep(0.001)
+            again = asyncio.create_task(texts.encode(["w1"]))
+            fresh = Packets(theirs)
+            fresh.send([Answered((await asked_of(fresh)).number, to_raw([[5]]))])
+            assert await again == [[5]]
+        ours.close()
+        theirs.close()
+
+    asyncio.run(asyncio.wait_for(work(), 60))
+
+
+def test_requests_that_wait_for_a_worker_are_told_when_the_model_is_unloaded() -> None:
+    async def work() -> None:
+        may_start = threading.Event()
+        async with played() as (texts, packets, _):
+            texts.worker.restart = may_start.wait
+            first = asyncio.create_task(texts.encode(["w1"]))
+            await asked_of(packets)
+            packets.socket.close()
+            with pytest.raises(UnavailableError):
+                await first
+            waiting = asyncio.create_task(texts.encode(["w1"]))
+            await asyncio.sleep(0)
+            try:
+                await texts.drain(0)
+                with pytest.raises(UnavailableError, match="unloaded"):
+                    await waiting
+            finally:
+                may_start.set()
+
+    asyncio.run(asyncio.wait_for(work(), 60))
 
 
 def test_what_is_no_message_is_refused() -> None:

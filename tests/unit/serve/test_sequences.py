@@ -18,6 +18,8 @@ from smelt.serve import sequences
 from smelt.serve.app import App
 from smelt.serve.config import Config, KeyConfig
 from smelt.serve.models import Catalogue
+from smelt.serve.problems import DeadlineError
+from smelt.serve.queue import ModelQueue
 from tests.unit.serve.client import DIGITS, Client, Reply, model, serving
 
 STATE = {"before": "after"}
@@ -99,6 +101,24 @@ def test_mistakes(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert client.run(send(client, [1, 1], 2)).status == 400, "it was idle"
     assert client.run(send(client, [1, 1], 4, "end")).status == 200
+
+
+def test_a_sequence_whose_first_request_fails_does_not_begin(client: Client) -> None:
+    async def work() -> list[int]:
+        wrong = [send(client, [1, 1], n, "start") for n in (20, 21)]
+        first, after = send(client, [1, 1], 30, "start"), send(client, [1, 1], 30)
+        return [reply.status for reply in await asyncio.gather(*wrong, first, after)]
+
+    async def fail(self: ModelQueue, inputs: Any, *options: Any) -> Any:
+        await asyncio.sleep(0.01)
+        raise DeadlineError("too late")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ModelQueue, "infer", fail)
+        assert client.run(work()) == [504, 504, 504, 400]
+    held = client.app.catalogue.get("sums").sequences
+    assert held is not None
+    assert not [key for key in held._sequences if key[1] in (20, 21, 30)]
 
 
 def test_a_sequence_outlives_a_swap(client: Client) -> None:
