@@ -82,7 +82,7 @@ class App:
         Rest(self.service).add_to(self.routes)
         if self.service.regions is not None:
             SharedMemory(self.service.regions, config.body_timeout).add_to(self.routes)
-        languages = Languages(catalogue, config, self.keys)
+        languages = Languages(catalogue, config, self.keys, self._note)
         OpenAI(languages).add_to(self.routes)
         Responses(languages).add_to(self.routes)
         Ollama(languages).add_to(self.routes)

@@ -143,7 +143,7 @@ class GrpcFront:
         model = "".join(request.parts)
         key: KeyConfig | None = None
         try:
-            key = self.keys.admit(request)
+            key = request.key = self.keys.admit(request)
             if admin:
                 self.keys.check_admin(key)
             elif model:

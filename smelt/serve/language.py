@@ -11,7 +11,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from smelt.errors import SmeltError, UnsupportedError
@@ -182,8 +182,11 @@ def explain_failure(error: Exception, runs: Sequence[Generation]) -> SmeltError:
 class Languages:
     """The language models of a catalogue."""
 
-    def __init__(self, catalogue: Catalogue, config: Config, keys: Keys) -> None:
+    def __init__(
+        self, catalogue: Catalogue, config: Config, keys: Keys, note: Callable[..., None] = lambda *_, **__: None
+    ) -> None:
         self.catalogue, self.config, self.keys = catalogue, config, keys
+        self.note = note  # an event, its request and more fields, for the audit log
 
     async def open(self, request: Request, name: str) -> Opened:
         """A model that generates text, if the request's key opens it."""

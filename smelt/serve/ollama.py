@@ -160,22 +160,26 @@ class Ollama:
             close()
         return json_response({**_head(opened), **_whole(run, form, convention), **_tail(run, started)})
 
-    def _keep(self, request: Request, opened: Opened, given: Any, seconds: float | None) -> None:
-        """Unload a model some time after its last use. Where there are keys, that needs one for administration."""
+    def _keep(self, request: Request, opened: Opened, given: Any, seconds: float | None) -> bool:
+        """Unload a model some time after its last use. Where there are keys, that needs one for administration; with
+        another it is not done."""
         if given is None:
-            return
+            return False
         if self.config.keys:
             try:
                 self.languages.keys.check_admin(request.key)
             except ForbiddenError:
-                return
+                return False
+        if seconds == 0:
+            self.languages.note("unload", request, model=opened.name)
         self.languages.catalogue.keep_alive(opened.name, seconds)
+        return True
 
     def _answer_load(self, request: Request, asked: Asked, opened: Opened, fields: dict[str, Any]) -> Response:
         """A request without text loads a model, or unloads it with `keep_alive` 0."""
         seconds = _seconds(asked.keep_alive)
-        self._keep(request, opened, asked.keep_alive, seconds)
-        reason = "unload" if seconds == 0 else "load"
+        is_kept = self._keep(request, opened, asked.keep_alive, seconds)
+        reason = "unload" if is_kept and seconds == 0 else "load"
         return json_response({**_head(opened), **fields, "done": True, "done_reason": reason})
 
     async def embed(self, request: Request) -> Response:

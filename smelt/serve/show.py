@@ -21,6 +21,7 @@ from smelt.serve.pipeline import is_pipeline
 from smelt.serve.problems import BusyError, DeadlineError, RequestError
 
 SECONDS = 120.0
+MOST = 64 << 20  # bytes that a command may say
 _VIEWS = {"program": ("show", "--stage", "plan"), "profile": ("profile", "--seconds", "1")}
 
 
@@ -55,6 +56,25 @@ def _confine(path: Path) -> list[str]:
     return ["smelt.serve.isolation.confined_command", str(folder), json.dumps([str(each) for each in files_of(path)])]
 
 
+async def _listen(process: asyncio.subprocess.Process) -> tuple[bytes, bytes]:
+    """What a process says to the end, out and as complaints. It may not say more than fits here."""
+
+    async def read(stream: asyncio.StreamReader | None) -> bytes:
+        assert stream is not None
+        parts, size = [], 0
+        while part := await stream.read(1 << 16):
+            parts.append(part)
+            size += len(part)
+            if size > MOST:
+                process.kill()
+                raise RequestError("there is too much to show", expected=f"at most {MOST} bytes")
+        return b"".join(parts)
+
+    said, complaint = await asyncio.gather(read(process.stdout), read(process.stderr))
+    await process.wait()
+    return said, complaint
+
+
 async def _run(version: Version, view: tuple[str, ...]) -> dict[str, Any]:
     config = version.config
     options = [f"--size={symbol}={size}" for symbol, size in config.sizes.items()]
@@ -67,7 +87,7 @@ async def _run(version: Version, view: tuple[str, ...]) -> dict[str, Any]:
     )  # fmt: skip
     try:
         async with asyncio.timeout(SECONDS):
-            said, complaint = await process.communicate()
+            said, complaint = await _listen(process)
     except TimeoutError:
         raise DeadlineError(f"{view[0]} took too long", expected=f"{SECONDS:g} s") from None
     finally:
@@ -75,10 +95,14 @@ async def _run(version: Version, view: tuple[str, ...]) -> dict[str, Any]:
             process.kill()
             await process.wait()
     try:
-        found: dict[str, Any] = json.loads(said)
-    except ValueError:
+        found: Any = json.loads(said)
+        if not isinstance(found, dict):
+            raise ValueError("no record")
+    except (ValueError, RecursionError):
         text = complaint.decode("utf-8", "replace").strip().rpartition("\n")[2]
         raise RequestError(f"{version.name} cannot be shown", got=text[:400]) from None
     if process.returncode:
-        raise RequestError(str(found.get("message", "it cannot be shown")), remedy=found.get("remedy"))
+        raise RequestError(
+            str(found.get("message", "it cannot be shown"))[:4000], remedy=str(found.get("remedy", ""))[:4000]
+        )
     return found | {"model": version.name}

@@ -20,7 +20,7 @@ from smelt.serve.http import Receive, Request, Scope, Send, read_json
 from smelt.serve.keys import Keys
 from smelt.serve.language import Generation, Languages, chat_prompt, form_of
 from smelt.serve.openai import ChatRequest, usage_of
-from smelt.serve.problems import RequestError, UnauthorizedError, status_of
+from smelt.serve.problems import ForbiddenError, RequestError, UnauthorizedError, status_of
 
 PATH = "/ws/chat"
 IDLE = 600.0  # seconds for which a connection may stay silent
@@ -80,10 +80,12 @@ class _Conversation:
             except TimeoutError:
                 await self.send({"type": "websocket.close", "code": GONE, "reason": "idle"})
                 return
-            except UnauthorizedError as error:
+            except (UnauthorizedError, ForbiddenError) as error:
+                self.sockets.languages.note("refused", self.request, error=error.message)
                 await self._say(_problem(error))
-                await self.send({"type": "websocket.close", "code": REFUSED, "reason": "no valid API key"})
-                return
+                if isinstance(error, UnauthorizedError):
+                    await self.send({"type": "websocket.close", "code": REFUSED, "reason": "no valid API key"})
+                    return
             except SmeltError as error:
                 await self._say(_problem(error))
 
@@ -106,6 +108,7 @@ class _Conversation:
         """Send one answer; False where the client has left. A `stop` that comes after the answer is nothing to do."""
         if asked.type == "stop":
             return True
+        self.request.key = None
         self.request.key = self.sockets.keys.admit(self.request)
         languages = self.sockets.languages
         for field in ("tools", "logprobs"):

@@ -8,6 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import onnx
 import pytest
@@ -17,7 +18,11 @@ from smelt.errors import FileError
 from smelt.serve import sequences
 from smelt.serve.app import App
 from smelt.serve.config import Config, KeyConfig
+from smelt.serve.grpc import start
+from smelt.serve.grpc_messages import messages
+from smelt.serve.keys import Keys
 from smelt.serve.models import Catalogue
+from smelt.serve.oip import Service
 from smelt.serve.problems import DeadlineError
 from smelt.serve.queue import ModelQueue
 from tests.unit.serve.client import DIGITS, Client, Reply, model, serving
@@ -133,6 +138,41 @@ def test_a_sequence_belongs_to_its_key(path: Path) -> None:
         assert found.run(send(found, [1, 1], 5, "start", authorization="Bearer a")).status == 200
         assert found.run(send(found, [1, 1], 5, authorization="Bearer b")).status == 400
         assert total(found.run(send(found, [1, 1], 5, authorization="Bearer a"))) == [2, 2]
+
+
+def test_a_sequence_belongs_to_its_key_over_grpc(path: Path) -> None:
+    keys = [KeyConfig(name, sha256(name.encode()).hexdigest()) for name in ("a", "b")]
+    config = Config(models=[model(path, state=STATE)], keys=keys).check("the test")
+    kinds, method = messages(), "ModelInfer"
+
+    async def work() -> list[str]:
+        catalogue = Catalogue(config.models)
+        await catalogue.load_all()
+        server, port = await start(Service(catalogue, config, Keys(keys, False)), None, "127.0.0.1", 0)
+        found = []
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub = channel.unary_unary(
+                f"/inference.GRPCInferenceService/{method}",
+                request_serializer=kinds[f"{method}Request"].SerializeToString,
+                response_deserializer=kinds[f"{method}Response"].FromString,
+            )
+            for key, starts in (("a", True), ("b", False), ("a", False)):
+                asked = kinds[f"{method}Request"](
+                    model_name="sums", raw_input_contents=[np.ones(2, np.float32).tobytes()]
+                )
+                asked.inputs.add(name="x", datatype="FP32", shape=[1, 2])
+                asked.parameters["sequence_id"].int64_param = 5
+                asked.parameters["sequence_start"].bool_param = starts
+                try:
+                    said = await stub(asked, metadata=(("authorization", f"Bearer {key}"),), timeout=60)
+                    found.append(str(np.frombuffer(said.raw_output_contents[0], np.float32).tolist()))
+                except grpc.aio.AioRpcError as error:
+                    found.append(error.code().name)
+        await server.stop(1)
+        await catalogue.close(10)
+        return found
+
+    assert asyncio.run(work()) == ["[1.0, 1.0]", "INVALID_ARGUMENT", "[2.0, 2.0]"]
 
 
 @pytest.mark.parametrize("state", [{"before": "nothing"}, {"nothing": "after"}, {"before": "after", "x": "total"}])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
 from collections.abc import Iterator
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -13,6 +16,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import smelt
+from smelt.serve import show
 from smelt.serve.config import KeyConfig
 from tests.unit.serve.client import DIGITS, Client, model, serving
 
@@ -120,6 +124,18 @@ def test_a_model_says_what_it_takes_and_did(client: Client) -> None:
     (version,) = client.get("/api/v1/models/digits", **ALL).json["versions"]
     assert version["requests"]["success"] == before + 1
     assert sum(version["latency"]["counts"]) == before + 1
+
+
+def test_what_a_process_shows_has_a_limit(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    create = asyncio.create_subprocess_exec
+    monkeypatch.setattr(show, "MOST", 1 << 20)
+    for text, says in (("x" * (2 << 20), b"too much"), ("[]", b"cannot be shown"), ("[" * 200_000, b"cannot be shown")):
+        program = f"print({text[:1]!r} * {len(text)})" if len(text) > 2 else f"print({text!r})"
+        with monkeypatch.context() as patch:
+            said = partial(create, sys.executable, "-S", "-c", program)
+            patch.setattr(asyncio, "create_subprocess_exec", lambda *_, said=said, **more: said(**more))
+            reply = client.get("/api/v1/models/digits/program", **ALL)
+        assert (reply.status, says in reply.body) == (400, True), reply.body
 
 
 def test_the_plan_of_a_model_comes_from_its_own_process(client: Client) -> None:

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ def client(folder: Path) -> Iterator[Client]:
     keys = [
         KeyConfig("all", sha256(b"all").hexdigest()),
         KeyConfig("other", sha256(b"other").hexdigest(), models=("x",)),
+        KeyConfig("boss", sha256(b"boss").hexdigest(), admin=True),
     ]
     with serving(model(folder / "tiny"), model(folder / "encoder"), keys=keys) as made:
         yield made
@@ -114,6 +116,25 @@ def test_keys_come_in_headers_or_messages(client: Client) -> None:
     assert refused[-2]["status"] == 401
     assert refused[-1] == {"type": "websocket.close", "code": 1008, "reason": "no valid API key"}
     assert converse(client, [ASK], authorization="Bearer other")[-1]["status"] == 403
+
+
+def test_refusals_and_unloading_are_audited(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[tuple[Any, ...]] = []
+
+    def write(event: str, **fields: Any) -> None:
+        rows.append((event, fields["path"], fields["key"], fields.get("model")))
+
+    monkeypatch.setattr(client.app, "audit", SimpleNamespace(write=write))
+    for secret in ("wrong", "other"):
+        converse(client, [ASK], authorization=f"Bearer {secret}")
+    unload = {"model": "tiny", "keep_alive": 0}
+    assert client.post("/api/generate", unload, authorization="Bearer all").json["done_reason"] == "load"
+    assert client.post("/api/generate", unload, authorization="Bearer boss").json["done_reason"] == "unload"
+    assert rows == [
+        ("refused", "/ws/chat", None, None),
+        ("refused", "/ws/chat", "other", None),
+        ("unload", "/api/generate", "boss", "tiny"),
+    ]
 
 
 @pytest.mark.parametrize(
