@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +15,7 @@ import pytest
 
 import smelt
 from smelt.llm.tools import CONVENTIONS
+from smelt.serve.language import Generation
 from smelt.serve.openai import Chat, Completion, openai_problem, usage_of
 from smelt.serve.problems import RequestError, UnavailableError
 from smelt.serve.responses import Asked, _format, _messages, _tool
@@ -209,6 +210,17 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     ("/v1/chat/completions", {"model": "tiny"}, 400, "messages"),
     (
         "/v1/chat/completions",
+        {
+            "model": "tiny",
+            "messages": [
+                {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[" * 100_000}}]}
+            ],
+        },
+        400,
+        "tool_calls do not fit",
+    ),
+    (
+        "/v1/chat/completions",
         {"model": "tiny", "messages": MESSAGES, "logit_bias": {"a": 1}},
         400,
         "logit_bias names tokens by number",
@@ -250,6 +262,33 @@ def test_refusals(client: Client, path: str, asked: dict[str, Any], status: int,
     assert says in error["message"]
     kind = "not_found_error" if status == 404 else "invalid_request_error"
     assert (error["type"], error["param"], set(error)) == (kind, None, {"message", "type", "param", "code"})
+
+
+@pytest.mark.parametrize("seed", ["3", 1.5, True, [1]])
+def test_seeds_are_whole_numbers(client: Client, seed: Any) -> None:
+    reply = client.post("/api/chat", {"model": "tiny", "messages": MESSAGES, "options": {"seed": seed}})
+    assert (reply.status, "seed is a whole number" in reply.body.decode()) == (400, True)
+
+
+def test_a_stream_that_fails_inside_the_server_says_so(
+    client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(self: Generation) -> AsyncGenerator[Token, None]:
+        yield Token(5, "w5")
+        raise KeyError("inside")
+
+    monkeypatch.setattr(Generation, "__aiter__", fail)
+    asked: dict[str, Any] = {"model": "tiny", "stream": True}
+    for path, given in (
+        ("/v1/chat/completions", {"messages": MESSAGES}),
+        ("/v1/responses", {"input": "w7"}),
+        ("/api/chat", {"messages": MESSAGES}),
+    ):
+        reply = client.post(path, {**asked, **given})
+        last = reply.body.decode().strip().splitlines()[-1]
+        assert ("failed inside the server" in last, "KeyError" in last) == (True, False)
+    assert [record.message for record in caplog.records] == ["an answer of tiny failed"] * 3
+    assert client.app.catalogue.get("tiny").active == 0
 
 
 def test_refusals_of_tokens(client: Client) -> None:
