@@ -278,8 +278,8 @@ def _options(given: dict[str, Any]) -> dict[str, Any]:
             "unknown options", expected=", ".join((*_OPTIONS, "num_predict")), got=", ".join(sorted(unknown))
         )
     found: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
-    found |= {_OPTIONS[name]: value for name, value in given.items() if name in _OPTIONS}
-    most = given.get("num_predict", -1)
+    found |= {_OPTIONS[name]: value for name, value in given.items() if name in _OPTIONS and value is not None}
+    most = -1 if given.get("num_predict") is None else given["num_predict"]
     if type(most) is not int:
         raise RequestError("num_predict is a whole number", got=json.dumps(most)[:80])
     found["max_tokens"] = None if most < 0 else most

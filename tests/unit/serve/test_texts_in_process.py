@@ -270,6 +270,18 @@ def test_seeds_are_whole_numbers(client: Client, seed: Any) -> None:
     assert (reply.status, "seed is a whole number" in reply.body.decode()) == (400, True)
 
 
+def test_stop_strings_are_texts(client: Client) -> None:
+    asked = {"model": "tiny", "messages": MESSAGES, "stream": False}
+    for stop in (True, 5, {"a": 1}, [1], [""]):
+        reply = client.post("/api/chat", {**asked, "options": {"stop": stop, "num_predict": 1}})
+        assert (reply.status, "stop strings are texts" in reply.body.decode()) == (400, True)
+    nothing = {"stop": None, "seed": None, "temperature": None, "num_predict": None, "num_ctx": None}
+    assert client.post("/api/chat", {**asked, "options": {**nothing, "num_predict": 1}}).status == 200
+    assert (
+        client.post("/api/generate", {"model": "tiny", "prompt": "w7", "options": {**nothing, "seed": 1}}).status == 200
+    )
+
+
 def test_a_stream_that_fails_inside_the_server_says_so(
     client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
