@@ -35,7 +35,8 @@ class Options:
             )
         if type(self.n) is not int or not 1 <= self.n <= MAX_ALTERNATIVES:
             raise RunError("n is how many answers", expected=f"1 to {MAX_ALTERNATIVES}", got=self.n, remedy="n=1")
-        if not isinstance(self.stop, Sequence | Set) or not all(isinstance(each, str) and each for each in self.stops):
+        stop: Any = self.stop
+        if not isinstance(stop, Sequence | Set) or not all(isinstance(each, str) and each for each in self.stops):
             raise RunError(
                 "stop strings are texts that are not empty", got=self.stop, remedy='leave stop out, or stop="text"'
             )
