@@ -515,15 +515,18 @@ async def _open_pipeline(version: Version, demand: Callable[[str], Awaitable[Ver
 
 def _open(version: Version, zygote: Zygote) -> None:
     _open_model(version, zygote)
-    if version.config.state:
-        if version.language:
+    try:
+        if version.config.state and version.language:
             raise UnsupportedError(f"{version.name} is a language model, which has no `state`", remedy="leave it out")
-        ports = version.loaded.signature
-        try:
+        if version.config.state:
+            ports = version.loaded.signature
             check_state(version.name, version.config.state, ports.inputs, ports.outputs)
-        except SmeltError:
-            version.loaded.close()
-            raise
+    except SmeltError:
+        if version.queue is not None:
+            version.queue.close()
+        loaded, version.loaded, version.queue = version.loaded, None, None
+        loaded.close()
+        raise
 
 
 def _open_model(version: Version, zygote: Zygote) -> None:

@@ -111,6 +111,7 @@ class Zygote:
                     with self._changed:
                         if isinstance(said, Forked):
                             self._forked.append(said.pid)
+                            self._ended.pop(said.pid, None)  # of a process that had the number before
                         elif isinstance(said, Ended):
                             self._ended[said.pid] = said.status
                         self._changed.notify_all()

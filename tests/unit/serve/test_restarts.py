@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -14,9 +15,10 @@ import pytest
 from smelt.errors import SmeltError
 from smelt.serve.isolation import restarts
 from smelt.serve.isolation.channel import Channel, Done, Failed, Message, Tensor, pair
-from smelt.serve.isolation.remote import RemoteModel, is_supported
+from smelt.serve.isolation.remote import RemoteModel, Zygote, is_supported
 from smelt.serve.isolation.remote_queue import RemoteQueue
 from smelt.serve.isolation.restarts import MOST_PAUSE, Restarts
+from smelt.serve.isolation.zygote import Ended, Forked, encode
 from smelt.serve.problems import UnavailableError
 from smelt.serve.queue import Limits
 
@@ -49,6 +51,18 @@ def test_pauses_have_a_limit_however_often_a_worker_ends() -> None:
     found = Restarts(SimpleNamespace(), lambda: None, lambda why: None)  # type: ignore[arg-type]
     found._failures = 5000
     assert found._pause == MOST_PAUSE
+
+
+def test_the_number_of_a_process_that_ended_may_be_given_again() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    zygote = Zygote()
+    for said in (Forked(7), Ended(7, 3), Forked(7)):
+        theirs.send(encode(said))
+    theirs.shutdown(socket.SHUT_WR)
+    zygote._listen(ours)
+    assert zygote.ending(7, 0.0) is None, "the process before it ended"
+    ours.close()
+    theirs.close()
 
 
 class Played(RemoteModel):

@@ -25,7 +25,9 @@ from smelt.serve.models import Catalogue
 from smelt.serve.oip import Service
 from smelt.serve.problems import DeadlineError
 from smelt.serve.queue import ModelQueue
+from smelt.serve.text_model import LocalTexts
 from tests.unit.serve.client import DIGITS, Client, Reply, model, serving
+from tests.unit.serve.language_models import write_language_models
 
 STATE = {"before": "after"}
 
@@ -179,6 +181,23 @@ def test_a_sequence_belongs_to_its_key_over_grpc(path: Path) -> None:
 def test_a_state_that_does_not_fit_is_refused(path: Path, state: dict[str, str]) -> None:
     with serving(model(path, state=state), model(DIGITS)) as found:
         assert found.run(send(found, [1, 1], 5, "start")).status == 503
+        assert found.app.catalogue.pick("sums").loaded is None
+
+
+def test_a_language_model_with_state_is_refused_and_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+    real = LocalTexts.close
+
+    def close(self: LocalTexts) -> None:
+        closed.append(self.about.kind)
+        real(self)
+
+    monkeypatch.setattr(LocalTexts, "close", close)
+    folder = write_language_models(tmp_path)
+    with serving(model(folder / "encoder", state=STATE), model(DIGITS)) as found:
+        assert found.post("/v1/embeddings", {"model": "encoder", "input": "w1"}).status == 503
+        assert found.get("/v1/models").json["data"] == []
+    assert closed == ["embedding"]
 
 
 def test_several_server_processes_have_no_common_state(path: Path) -> None:
