@@ -46,11 +46,7 @@ class Opened:
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of something that is no answer of tokens. It counts as a request, and has the model's timeout."""
         started = time.perf_counter()
-        try:
-            self.check_room(1)
-        except BusyError:
-            work.close()
-            raise
+        self._admit(work)
         with _Counted(self.texts, self.stats):
             found = await self._within_timeout(work)
         self.stats.latency.add(time.perf_counter() - started)
@@ -58,11 +54,19 @@ class Opened:
 
     async def prepare(self, work: Coroutine[Any, Any, T]) -> T:
         """The same for a part of a request, which is counted later."""
+        self._admit(work)
         self.texts.running += 1
         try:
             return await self._within_timeout(work)
         finally:
             self.texts.running -= 1
+
+    def _admit(self, work: Coroutine[Any, Any, Any]) -> None:
+        try:
+            self.check_room(1)
+        except BusyError:
+            work.close()
+            raise
 
     async def _within_timeout(self, work: Coroutine[Any, Any, T]) -> T:
         try:

@@ -23,8 +23,11 @@ from smelt.serve.isolation.packets import Answered, Ask, Begun, Event, Finished,
 from smelt.serve.isolation.remote import is_supported
 from smelt.serve.isolation.remote_texts import RemoteTexts
 from smelt.serve.isolation.text_worker import TextWorker, make_loop
+from smelt.serve.language import Generation, cancel_all
 from smelt.serve.models import Version
+from smelt.serve.openai import Chat, _events
 from smelt.serve.problems import RequestError, UnavailableError
+from smelt.serve.stats import ModelStats
 from smelt.serve.text_model import About, LocalTexts, Scores, Token, Vectors
 from tests.unit.serve.client import Client, model, serving
 from tests.unit.serve.language_models import write_language_models
@@ -355,6 +358,32 @@ def test_what_cannot_be_sent_fails_its_own_request_alone(wrong: Any) -> None:
             assert await task == [[5]]
 
     asyncio.run(asyncio.wait_for(work(), 60))
+
+
+@pytest.mark.parametrize("answers", [1, 2])
+def test_a_stream_ends_with_an_error_when_the_worker_does(answers: int) -> None:
+    async def work() -> list[bytes]:
+        async with played() as (texts, packets, _):
+            opened: Any = SimpleNamespace(name="played", stats=ModelStats(), texts=texts)
+            runs = []
+            for _ in range(answers):
+                task = asyncio.create_task(texts.generate([1], {"max_tokens": 3}, False))
+                number = (await asked_of(packets)).number
+                packets.send([Begun(number), token(number)])
+                runs.append(Generation(opened, [1], await task))
+            lines = []
+            async for line in _events(runs, Chat(False), {}, False):
+                lines.append(line)
+                if len(lines) == 2 * answers:  # how each begins, and a token of each
+                    packets.socket.close()
+            cancel_all(runs)  # as at the end of every response
+            assert texts.running == 0
+            return lines
+
+    lines = asyncio.run(asyncio.wait_for(work(), 60))
+    assert len(lines) == 2 * answers + 1
+    assert b"its worker process ended" in lines[-1]
+    assert b'"server_error"' in lines[-1]
 
 
 def test_requests_do_not_wait_for_a_worker_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:

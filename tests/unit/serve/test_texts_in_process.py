@@ -270,6 +270,19 @@ def test_seeds_are_whole_numbers(client: Client, seed: Any) -> None:
     assert (reply.status, "seed is a whole number" in reply.body.decode()) == (400, True)
 
 
+def test_texts_are_not_read_without_end(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokenizer's threads are as busy as the queue may be long."""
+    opened = client.app.catalogue.get("tiny")
+    monkeypatch.setattr(opened.loaded, "running", opened.config.max_queue)
+    for path, asked in (
+        ("/tokenize", {"prompt": "w7"}),
+        ("/detokenize", {"tokens": [5]}),
+        ("/v1/chat/completions", {"messages": MESSAGES}),
+    ):
+        reply = client.post(path, {"model": "tiny", **asked})
+        assert (reply.status, reply.headers["retry-after"]) == (429, "1")
+
+
 def test_stop_strings_are_texts(client: Client) -> None:
     asked = {"model": "tiny", "messages": MESSAGES, "stream": False}
     for stop in (True, 5, {"a": 1}, [1], [""]):
