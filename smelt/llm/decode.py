@@ -93,9 +93,12 @@ class SlotPrograms:
         return [self._fill(keys, values, *given) for keys, values in pools]
 
     def save(self, pools: Pools, caches: Pools, page: Array, slot: Array, number: Array) -> Pools:
-        """Pools with pages written from slots."""
+        """Pools with pages written from slots: what fails, fails here, and not for those who read the pages."""
         given = self._put(page, slot, number)
-        return [self._save(*pool, *cache, *given) for pool, cache in zip(pools, caches, strict=True)]
+        made = [self._save(*pool, *cache, *given) for pool, cache in zip(pools, caches, strict=True)]
+        for keys, values in made:
+            keys.wait(), values.wait()
+        return made
 
     def _put(self, *arrays: Array) -> list[Any]:
         """Arrays on the device, for the calls of all layers."""

@@ -55,6 +55,7 @@ class Engine:
         self._closed = False
         self._busy = False  # a step runs
         self._guests = 0  # threads that wait for the time between steps
+        self._unread: Launched | None = None  # the last step, where nothing of it was read: it may have failed
 
     # ---- for any thread ----
 
@@ -156,22 +157,38 @@ class Engine:
 
     def _plan(self) -> list[Part]:
         now = time.monotonic()
-        for request in self.scheduler.drop(lambda each: each.cancelled):
-            request.end("cancelled")
-        for request in self.scheduler.drop(lambda each: each.deadline is not None and each.deadline <= now):
-            request.end("deadline")
+        for request in self.scheduler.drop(lambda each: each.is_over(now)):
+            request.end("cancelled" if request.cancelled else "deadline")
         return self.scheduler.plan()
 
     def _run(self, parts: list[Part]) -> None:
         """Run a step, and those that can follow it: the next ones run while the tokens of one are taken in."""
+        if not parts or not self._read_last(parts):
+            return
         try:
             if (run := self._begin_run(parts)) is not None:
                 self._run_on(parts, run)
-            elif parts:
+            else:
                 tokens = [(_next_tokens(part), _length(part), _pages(part), part.rows) for part in parts]
                 self._run_steps(parts, Batch.of(tokens))
+        except MemoryError as error:
+            self._fail(parts, self._name_memory(parts, error))
         except Exception as error:  # those who asked get it
             self._fail(parts, error)
+
+    def _read_last(self, parts: list[Part]) -> bool:
+        """Whether the last step was computed, which is asked where other requests would read what it wrote. Where it
+        was not, another plan is needed."""
+        last = self._unread
+        if last is None or {id(part.request) for part in parts} <= {id(part.request) for part in last.parts}:
+            return True
+        self._unread = None
+        try:
+            last.made.best(0)
+        except Exception as error:
+            self._fail(last.parts, error)
+            return False
+        return True
 
     def _run_steps(self, parts: list[Part], batch: Batch) -> None:
         """Steps over pages."""
@@ -224,14 +241,11 @@ class Engine:
         if self._closed or self._guests or not self.scheduler.is_settled or not run.room:
             return []
         now = time.monotonic()
-        left = []
-        for part in parts:
-            request = part.request
-            if request.finish is not None or request.generated + count >= request.most:
-                continue
-            if request.cancelled or (request.deadline is not None and request.deadline <= now):
-                return []
-            left.append(part)
+        if any(each.is_over(now) for each in (*self.scheduler.waiting, *self.scheduler.running)):
+            return []
+        left = [
+            part for part in parts if part.request.finish is None and part.request.generated + count < part.request.most
+        ]
         if not run.fits(len(left)):
             return []
         has_pages = all(self._reserve(part.request, count + 1) for part in left)
@@ -262,8 +276,10 @@ class Engine:
 
     def _take_in(self, step: Launched) -> None:
         """Give the requests of a step what it computed."""
+        self._unread = step
         if step.batch is None or len(step.batch.rows):
             step.made.best(0)  # the error of a step that failed on a device is raised here: it is no request's own
+            self._unread = None
         at = 0
         for part in step.parts:
             request = part.request
@@ -289,16 +305,18 @@ class Engine:
     def _compute(self, batch: Batch, tokens: Any) -> Rows:
         if not len(batch.rows):  # a program has at least one row
             batch = Batch(batch.tokens, batch.sequence, batch.position, batch.table, np.zeros(1, np.int32))
-        try:
-            made, arrays = self._step.run(batch, self.pool.take(), tokens)
-        except MemoryError as error:
-            raise MemoryLimitError(
-                "no memory left for a step",
-                got=f"{len(batch.tokens)} tokens, {bytes_text(self.pool.nbytes)} of keys and values",
-                remedy="load(…, memory_limit=…), or a smaller context",
-            ) from error
+        made, arrays = self._step.run(batch, self.pool.take(), tokens)
         self.pool.give(arrays)
         return made
+
+    def _name_memory(self, parts: list[Part], error: MemoryError) -> MemoryLimitError:
+        found = MemoryLimitError(
+            "no memory left for a step",
+            got=f"{sum(part.count for part in parts)} tokens, {bytes_text(self.pool.nbytes)} of keys and values",
+            remedy="load(…, memory_limit=…), or a smaller context",
+        )
+        found.__cause__ = error
+        return found
 
     def _fail(self, parts: list[Part], error: BaseException) -> None:
         """End the requests of a step; the others are computed again, since the cache is lost."""
@@ -309,6 +327,7 @@ class Engine:
             self._forget()
 
     def _forget(self) -> None:
+        self._unread = None
         self.pool.lose()
         for request in list(self.scheduler.running):
             self.scheduler.preempt(request)
@@ -317,11 +336,10 @@ class Engine:
 
 def _goes_on(request: Request, count: int, now: float) -> bool:
     """Whether a request takes the likeliest token after each of `count` steps, and then needs another step."""
-    if request.sampler is None or request.sequence is None or request.cancelled or request.finish is not None:
+    if request.sampler is None or request.sequence is None or request.is_over(now) or request.finish is not None:
         return False
-    is_late = request.deadline is not None and request.deadline <= now
     has_room = request.sequence.room > count and request.generated + count < request.most
-    return request.sampler.is_simple and has_room and not is_late
+    return request.sampler.is_simple and has_room
 
 
 def _length(part: Part) -> int:

@@ -119,6 +119,10 @@ class Request:
         """Whether the prompt's keys and values are computed, or will never be."""
         return self.finish is not None or self.generated > 0
 
+    def is_over(self, now: float) -> bool:
+        """Whether it ends before the next step: it was cancelled, or its time is up."""
+        return self.cancelled or (self.deadline is not None and self.deadline <= now)
+
     def accept(self, made: Rows, row: int) -> None:
         """The row of a step after the last token: the next token, its text, and whether that is the end."""
         assert self.sampler is not None

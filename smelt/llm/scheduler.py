@@ -57,7 +57,7 @@ class Scheduler:
     @property
     def is_settled(self) -> bool:
         """Whether all that can run does."""
-        return not self.waiting or self._blocked
+        return not self.waiting or self._blocked or len(self.running) >= self._sequences
 
     def add(self, request: Request) -> None:
         self._blocked = False
@@ -108,7 +108,6 @@ class Scheduler:
             if count:
                 parts.append(Part(new, count))
             left = self._count_left(parts)
-        self._blocked |= len(self.running) >= self._sequences
         if not parts and self.running:  # prompts hold each other's pages
             self.preempt(self.running[-1])
             return self.plan()

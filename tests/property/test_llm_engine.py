@@ -25,7 +25,8 @@ from smelt.llm.cache import Pool
 from smelt.llm.config import PAGE, Config, Layer
 from smelt.llm.decode import DecodeRun
 from smelt.llm.decoder import Decoded
-from smelt.llm.engine import Engine
+from smelt.llm.draw import Draw
+from smelt.llm.engine import AHEAD_IN_RUN, Engine
 from smelt.llm.request import Request
 from smelt.llm.sample import Sampler, Sampling
 
@@ -33,10 +34,17 @@ TOKENS = 50
 END = 7
 
 
-def next_token(seen: Array) -> int | None:
-    """After the tokens that a query sees; None stands for a row of NaN."""
+def likeliest(seen: Array) -> tuple[int, int] | None:
+    """After the tokens that a query sees two are equally likely, and no other is; None stands for a row of NaN."""
     found = crc32(seen.astype(np.int32).tobytes())
-    return None if found % 61 == 0 else found // 61 % TOKENS
+    first = found // 61 % (TOKENS - 1)
+    return None if found % 61 == 0 else (first, first + 1 + found // 7 % (TOKENS - 1 - first))
+
+
+def next_token(seen: Array, uniform: float = 0.0) -> int | None:
+    """The first of both where none is drawn."""
+    found = likeliest(seen)
+    return None if found is None else found[int(2 * uniform)]
 
 
 @dataclass(slots=True)
@@ -88,16 +96,20 @@ class HashStep:
         page, place = batch.places
         keys[page, 0, 0, place] = batch.tokens if tokens is None else tokens
         values[page, 0, place, 0] = batch.position
-        logits = np.zeros((len(batch.rows), TOKENS), np.float32)
+        logits = np.full((len(batch.rows), TOKENS), -np.inf, np.float32)
         for i, row in enumerate(batch.rows):
-            found = next_token(self._seen(keys, values, batch, row))
-            logits[i, slice(None) if found is None else found] = np.nan if found is None else 1
+            found = likeliest(self._seen(keys, values, batch, row))
+            logits[i, slice(None) if found is None else list(found)] = np.nan if found is None else 1
+        return HashRows(logits, self.picks, self.may_fail(keys)), [(keys, values)]
+
+    def may_fail(self, keys: Array) -> bool:
+        """Whether what is computed with these keys will fail when it is read."""
         failure = "read" if keys is self.lost else self.fails()
         if failure:
             self.lost = keys
         if failure == "launch":
             raise RunError("the step failed")
-        return HashRows(logits, self.picks, failure == "read"), [(keys, values)]
+        return failure == "read"
 
     def _seen(self, keys: Array, values: Array, batch: Batch, row: int) -> Array:
         last = int(batch.position[row])
@@ -148,10 +160,15 @@ class HashSlots:
         ((keys, values),) = pools
         place = np.arange(table.shape[1] * PAGE)
         seen = (begin[:, None] <= place) & (place < end[:, None])
-        slots = [each[table].reshape(len(table), -1) for each in (keys, values)]
-        return [np.where(seen, each, 0) for each in slots]
+        slots = [np.where(seen, each[table].reshape(len(table), -1), 0) for each in (keys, values)]
+        if self.step.may_fail(keys):
+            self.step.lost = slots[0]
+        return slots
 
-    def greedy(self, given: Any, caches: list[Array], position: Array) -> Decoded:
+    def drawing(self, given: Any, caches: list[Array], position: Array, asked: Draw) -> Decoded:
+        return self.greedy(given, caches, position, np.where(asked.temperature > 0, asked.uniform, 0))
+
+    def greedy(self, given: Any, caches: list[Array], position: Array, uniform: Any = None) -> Decoded:
         self.step.meanwhile()
         self.step.followed += self.begun > 0
         self.begun += 1
@@ -164,29 +181,29 @@ class HashSlots:
             keys[slot, last], values[slot, last] = token, last
             first = 0 if self.step.window is None else max(0, last - self.step.window + 1)
             np.testing.assert_array_equal(values[slot, first : last + 1], np.arange(first, last + 1))
-            found = next_token(keys[slot, first : last + 1])
+            found = next_token(keys[slot, first : last + 1], 0.0 if uniform is None else uniform[slot])
             best[slot] = -1 if found is None else found
-        failure = "read" if keys is self.step.lost else self.step.fails()
-        if failure:
-            self.step.lost = keys
-        if failure == "launch":
-            raise RunError("the step failed")
         logits = np.full((len(tokens), TOKENS), np.nan, np.float32)
-        return Decoded(Fetched(best, failure == "read"), Fetched(logits, False), caches, position + 1)
+        return Decoded(Fetched(best, self.step.may_fail(keys)), Fetched(logits, False), caches, position + 1)
 
     def save(self, pools: Pools, caches: list[Array], page: Array, slot: Array, number: Array) -> Pools:
         ((keys, values),) = pools
+        if self.step.may_fail(keys):
+            raise RunError("the copy failed")
         for at, owner, i in zip(page, slot, number, strict=True):
             if at >= 0:
                 keys[at, 0, 0], values[at, 0, :, 0] = (each[owner, i * PAGE : (i + 1) * PAGE] for each in caches)
         return pools
 
 
-def expect(prompt: Sequence[int], most: int, window: int | None) -> tuple[list[int], str]:
-    """The answer to a prompt alone, and how it ends."""
-    tokens, made = list(prompt), list[int]()
-    while len(made) < most:
-        found = next_token(np.array(tokens if window is None else tokens[-window:]))
+def expect(request: Request, window: int | None) -> tuple[list[int], str]:
+    """The answer to a request alone, and how it ends."""
+    sampler = request.sampler
+    assert sampler is not None
+    tokens, made = request.tokens[: request.prompt], list[int]()
+    while len(made) < request.most:
+        uniform = sampler.uniform(len(tokens)) if sampler.sampling.temperature else 0.0
+        found = next_token(np.array(tokens if window is None else tokens[-window:]), uniform)
         if found is None:
             return made, "error"
         tokens.append(found)
@@ -212,7 +229,9 @@ class Play:
     runs: bool
     failing: float
     every: list[Request] = field(default_factory=list)
+    over: dict[int, int] = field(default_factory=dict)  # by request: the steps until it was cancelled or late
     failures: int = 0
+    guilty: set[int] = field(default_factory=set)  # requests that ran when a step failed
 
     def run(self) -> HashStep:
         dice = self.dice
@@ -236,21 +255,32 @@ class Play:
         if len(self.every) < 12 and dice.random() < 0.3:
             stem = dice.choice(self.stems)[: dice.choice((0, 9, 60, 64, 70, 127, 128, 190))]
             prompt = [*stem, *(dice.randrange(TOKENS) for _ in range(dice.choice((1, 2, 8, 30))))]
-            sampling = Sampling(logprobs=None if dice.random() < 0.9 else 1)
-            sampler = Sampler(sampling, prompt, TOKENS)
-            ends = frozenset({END})
-            request = Request(prompt, dice.randrange(1, 40), sampler, ends=ends, client=dice.choice("ab"))
-            self.every.append(request)
-            self.engine.add(request)
-        if self.every and dice.random() < 0.03:
-            dice.choice(self.every).cancelled = True
-        if self.every and dice.random() < 0.03:
-            dice.choice(self.every).deadline = time.monotonic() - 1
+            logprobs, temperature = None if dice.random() < 0.9 else 1, dice.choice((0.0, 0.0, 1.0))
+            sampling = Sampling(temperature=temperature, seed=dice.randrange(9), logprobs=logprobs)
+            most, client, first = dice.randrange(1, 40), dice.choice("ab"), None
+            for alternative in range(dice.choice((1, 1, 1, 3))):
+                sampler = Sampler(sampling, prompt, TOKENS, alternative)
+                ends = frozenset({END})
+                request = Request(list(prompt), most, sampler, ends=ends, client=client, after=first)
+                first = first or request
+                self.every.append(request)
+                self.engine.add(request)
+        if self.every and dice.random() < 0.06:
+            request = dice.choice(self.every)
+            if dice.random() < 0.5:
+                request.cancelled = True
+            else:
+                request.deadline = time.monotonic() - 1
+            self.over.setdefault(id(request), self.engine.steps)
+        for request in self.every:
+            waited = self.engine.steps - self.over.get(id(request), self.engine.steps)
+            assert request.finish is not None or waited <= AHEAD_IN_RUN + 1, "it ends soon, also where it waits"
 
     def fail(self) -> str:
         if self.dice.random() >= self.failing:
             return ""
         self.failures += 1
+        self.guilty |= {id(each) for each in self.engine.scheduler.running}
         return self.dice.choice(("launch", "read") if self.picks else ("launch",))
 
 
@@ -266,10 +296,12 @@ def test_answers_are_those_of_each_request_alone(window: int | None, picks: bool
         preempted += play.engine.scheduler.preempted
         pages = play.engine.pool.pages
         assert (pages.held, pages.available) == (0, pages.limit)
-        errors = {id(request.error) for request in play.every if "failed" in getattr(request.error, "message", "")}
+        failed = [request for request in play.every if "failed" in getattr(request.error, "message", "")]
+        errors = {id(request.error) for request in failed}
         assert len(errors) <= play.failures, "a step that failed does not make others fail"
+        assert play.guilty.issuperset(map(id, failed))
         for request in play.every:
-            want, finish = expect(request.tokens[: request.prompt], request.most, window)
+            want, finish = expect(request, window)
             cached += request.cached
             assert request.tokens[request.prompt :] == want[: request.generated]
             if request.finish not in ("cancelled", "deadline") and id(request.error) not in errors:
