@@ -14,7 +14,6 @@ from typing import Any, cast
 from smelt.buffer import parse_bytes
 from smelt.bundle.stored import Read
 from smelt.callable_package import call_later
-from smelt.engine_api import Signature
 from smelt.errors import FileError, UnsupportedError
 from smelt.llm.batch import CHUNK
 from smelt.llm.cache import Pool
@@ -24,13 +23,12 @@ from smelt.llm.language_model import LanguageModel
 from smelt.llm.memory import check_sequences, choose_context, plan_pages
 from smelt.llm.native_step import NativeStep
 from smelt.llm.pooling import Pooling, pooling_of
-from smelt.llm.stored import ENCODER, FORMAT, LANGUAGE, TOKENIZER
+from smelt.llm.stored import ENCODER, FORMAT, LANGUAGE, MALFORMED, TOKENIZER, shapes_of
 from smelt.llm.tokenizer import Tokenizer, from_text
 from smelt.llm.typed_record import from_record
 from smelt.run import load as bundles
 from smelt.run.executable import NativeExecutable
 from smelt.run.loaded import LoadedModel
-from smelt.size import Poly
 
 AGAIN = "smelt compile MODEL -o FILE.smelt"
 
@@ -65,7 +63,7 @@ class BundleOrigin:
     def read_pooling(self) -> Pooling:
         try:
             return pooling_of(self.pooling, self.files)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except MALFORMED as error:
             raise FileError(f"{self.path}: its pooling cannot be read", got=error, remedy=AGAIN) from error
 
     def fingerprint(self) -> str:
@@ -131,7 +129,7 @@ def _read_record(path: Path, loaded: LoadedModel) -> Mapping[str, Any]:
         said = json.loads(_utf8(path, loaded.files[LANGUAGE]))
         if said["format"] != FORMAT:
             raise ValueError(f"format {said['format']!r} instead of {FORMAT}")
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except MALFORMED as error:
         raise FileError(f"{path}: {LANGUAGE} cannot be read", got=error, remedy=AGAIN) from error
     return dict(said)
 
@@ -144,9 +142,9 @@ def _origin(path: Path, loaded: LoadedModel, said: Mapping[str, Any]) -> BundleO
         texts = [said["precision"], said["fingerprint"], *specials, *specials.values()]
         if not all(isinstance(each, str) for each in texts) or not isinstance(template, str | None):
             raise TypeError("a text is none")
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        about = said["precision"], template, specials, said["fingerprint"], said["pooling"]
+    except MALFORMED as error:
         raise FileError(f"{path}: {LANGUAGE} cannot be read", got=error, remedy=AGAIN) from error
-    about = said["precision"], template, specials, said["fingerprint"], said["pooling"]
     return BundleOrigin(path, config, *about, loaded.files, loaded.provenance)
 
 
@@ -166,7 +164,7 @@ def _step(origin: BundleOrigin, loaded: LoadedModel) -> NativeStep:
     executable = loaded.executable
     if not isinstance(executable, NativeExecutable) or executable.device.has_own_memory:
         raise FileError(f"{origin.path}: a language model is one program for the processor", remedy=AGAIN)
-    expected, got = _expected_shapes(origin.config), _found_shapes(executable.signature)
+    expected, got = _expected_shapes(origin.config), shapes_of(executable.signature)
     if expected != got:
         differing = (pair for pair in zip(expected, got, strict=False) if pair[0] != pair[1])
         wrong = next(differing, (str(len(expected)), str(len(got))))
@@ -183,12 +181,6 @@ def _expected_shapes(config: Config) -> list[str]:
     pools = [keys, values] * len(config.layers)
     inputs = ["i32[S]", *pools, "i32[B, M]", *["i32[S]"] * 4, "i32[R]"]
     return [*inputs, f"f32[R, {config.v}]", f"f32[R, {config.d}]", *pools]
-
-
-def _found_shapes(signature: Signature) -> list[str]:
-    shapes = [port.shape for port in (*signature.inputs, *signature.outputs)]
-    sizes = [", ".join(str(each) if isinstance(each, Poly) else f"{each}" for each in shape.sizes) for shape in shapes]
-    return [f"{shape.dtype}[{text}]" for shape, text in zip(shapes, sizes, strict=True)]
 
 
 def _utf8(path: Path, read: Read) -> str:

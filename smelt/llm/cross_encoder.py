@@ -60,7 +60,8 @@ class CrossEncoder(TextEncoder):
 
 def read_head(weights: Weights, said: Mapping[str, Any]) -> tuple[Dense, Dense] | None:
     """The two layers behind an encoder that scores pairs; None where the folder has none, or several labels."""
-    if not any(str(name).endswith("ForSequenceClassification") for name in said.get("architectures") or ()):
+    named = said.get("architectures")
+    if not isinstance(named, list) or not any(str(name).endswith("ForSequenceClassification") for name in named):
         return None
     for names in _HEADS:
         layers = [_find(weights, name) for name in names]

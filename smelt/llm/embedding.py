@@ -11,6 +11,7 @@ from smelt.dtype import Array
 from smelt.llm.encoder_config import EncoderConfig
 from smelt.llm.pooling import Pooling
 from smelt.llm.text_encoder import CompiledEncoder, TextEncoder, batches_by_length
+from smelt.llm.token_list import read_tokens
 
 
 class EmbeddingModel(TextEncoder):
@@ -45,6 +46,6 @@ class EmbeddingModel(TextEncoder):
             whole = self.pooling.before(prompt) + text
             ids = self.tokenizer.encode_up_to(whole.lower() if self.pooling.lower_case else whole, self.context)
         else:
-            ids = [int(each) for each in np.asarray(text).reshape(-1)][: self.context]
+            ids = read_tokens(text)[: self.context]
         self._check(ids)
         return ids

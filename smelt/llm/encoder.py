@@ -54,19 +54,20 @@ def read_encoder(config: Mapping[str, Any], where: str) -> EncoderConfig:
     d, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
     if d % heads or type(padding) is not int or padding < 0:
         fields.refuse("num_attention_heads, pad_token_id", f"heads that divide {d}, and a token", (heads, padding))
+    vocabulary = fields.size("vocab_size")
     found = EncoderConfig(
         family,
         fields.size("num_hidden_layers"),
         d,
         fields.size("intermediate_size"),
         heads,
-        fields.size("vocab_size"),
+        vocabulary,
         fields.size("max_position_embeddings", 512),
         padding + 1 if ENCODERS[family] else 0,
         fields.size("type_vocab_size", 2),
         fields.positive("layer_norm_eps", 1e-12),
         fields.text("hidden_act", "gelu"),
-        padding,
+        min(padding, vocabulary - 1),  # what stands behind a text's end is not seen
     )
     if found.context < 1:
         fields.refuse("max_position_embeddings", f"more than {found.first}", found.positions)

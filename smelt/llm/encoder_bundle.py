@@ -20,7 +20,7 @@ from smelt.llm.cross_encoder import CrossEncoder, Layer
 from smelt.llm.embedding import EmbeddingModel
 from smelt.llm.encoder_config import EncoderConfig
 from smelt.llm.pooling import Pooling, files_of_pooling, pooling_of
-from smelt.llm.stored import ENCODER, FORMAT, LANGUAGE, TOKENIZER
+from smelt.llm.stored import ENCODER, FORMAT, LANGUAGE, MALFORMED, TOKENIZER, shapes_of
 from smelt.llm.text_encoder import CompiledEncoder
 from smelt.llm.tokenizer import Tokenizer, from_text
 from smelt.llm.typed_record import from_record, to_record
@@ -79,15 +79,18 @@ def read_bundle(
         config, pairs = from_record(EncoderConfig, said["config"]), said["pairs"] is True
         _check(config)
         pooling = pooling_of(said["pooling"], loaded.files)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except MALFORMED as error:
         raise FileError(f"{path}: {LANGUAGE} cannot be read", got=error, remedy=AGAIN) from error
-    pooling.check(config.d, str(path))
     _check_program(loaded, path, config, pairs)
+    head = pooling.steps if pairs else None
+    width = (pooling if head is None else Pooling(("cls",), head)).check(config.d, str(path))
+    if pairs and width != 1:
+        raise FileError(f"{path}: a head that scores pairs gives one number", got=width, remedy=AGAIN)
     check_context(config, context)
     compiled = CompiledEncoder(
         loaded.name, _run(loaded.executable), loaded.close, str(loaded.engine), partial(_tokenizer, loaded, path)
     )
-    return make_encoder(config, compiled, pooling, pooling.steps if pairs else None, context)
+    return make_encoder(config, compiled, pooling, head, context)
 
 
 def _run(executable: Callable[..., tuple[Any, ...]]) -> Callable[..., Array]:
@@ -104,10 +107,9 @@ def _check(config: EncoderConfig) -> None:
 
 def _check_program(loaded: LoadedModel, path: Path, config: EncoderConfig, pairs: bool) -> None:
     """The program takes tokens and gives states of the configuration's width."""
-    signature = loaded.executable.signature
-    got = [(len(port.shape.sizes), str(port.shape.dtype)) for port in (*signature.inputs, *signature.outputs)]
-    wanted = [(2, "i32"), (1, "i32"), *([(2, "i32")] if pairs else []), (3, "f32")]
-    if got != wanted or signature.outputs[0].shape.sizes[2] != config.d:
+    got, kinds = shapes_of(loaded.executable.signature), ["i32[B, S]"] if pairs else []
+    wanted = ["i32[B, S]", "i32[B]", *kinds, f"f32[B, S, {config.d}]"]
+    if got != wanted:
         raise FileError(f"{path}: the program does not fit the configuration", expected=wanted, got=got, remedy=AGAIN)
 
 

@@ -454,4 +454,5 @@ def _windows(family: Family, fields: Fields, count: int) -> list[int | None]:
 
 def is_encoder(config: Mapping[str, Any]) -> bool:
     """Whether a configuration is one of an encoder that is known."""
-    return config.get("model_type") in ENCODERS
+    name = config.get("model_type")
+    return isinstance(name, str) and name in ENCODERS

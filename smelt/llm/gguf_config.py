@@ -106,7 +106,8 @@ def _as_json(file: Gguf, family: Family, said: Mapping[str, Any]) -> dict[str, A
         found["partial_rotary_factor"] = _integer(turned) / head
     found["rope_scaling"] = _scaling(said)
     if "vocab_size" not in found:
-        found["vocab_size"] = len(file.metadata.get("tokenizer.ggml.tokens", ()))
+        tokens = file.metadata.get("tokenizer.ggml.tokens")
+        found["vocab_size"] = len(tokens) if isinstance(tokens, list) else 0
     found["tie_word_embeddings"] = "output.weight" not in file.packed
     found["eos_token_id"] = [
         value

@@ -33,6 +33,7 @@ from smelt.llm.sample import Sampler
 from smelt.llm.stops import Stops
 from smelt.llm.stored import stored_files
 from smelt.llm.stream import AsyncRun, EmittedRun, Run
+from smelt.llm.token_list import read_tokens
 from smelt.llm.tokenizer import Detokenizer, Tokenizer
 from smelt.llm.tools import convention_of, parse_calls
 
@@ -261,22 +262,18 @@ class LanguageModel:
 
     def _check_tokens(self, ids: Sequence[int], room: int) -> list[int]:
         """Tokens of the vocabulary that fit into the context with room for `room` tokens."""
-        tokens = np.asarray(ids)
-        if tokens.ndim != 1 or not tokens.size or tokens.dtype.kind not in "iu":
-            raise RunError(
-                "tokens are a list of whole numbers, at least one", got=f"{tokens.dtype}{list(tokens.shape)}"
-            )
-        if tokens.size + room > self.context:
+        tokens = read_tokens(ids)
+        if len(tokens) + room > self.context:
             raise RunError(
                 "too many tokens for the context",
                 expected=f"at most {self.context - room}",
-                got=tokens.size,
+                got=len(tokens),
                 remedy="a shorter prompt" if self.context == self.config.context else "load(…, context=…)",
             )
-        low, high = int(tokens.min()), int(tokens.max())
+        low, high = min(tokens), max(tokens)
         if low < 0 or high >= self.config.v:
             raise RunError("no such token", expected=f"0 to {self.config.v - 1}", got=low if low < 0 else high)
-        return [int(each) for each in tokens]
+        return tokens
 
 
 def _close(engine: Engine, step: Stepping) -> None:

@@ -35,6 +35,9 @@ class Options:
             )
         if type(self.n) is not int or not 1 <= self.n <= MAX_ALTERNATIVES:
             raise RunError("n is how many answers", expected=f"1 to {MAX_ALTERNATIVES}", got=self.n, remedy="n=1")
+        client: Any = self.client
+        if not isinstance(client, str):
+            raise RunError("client is a name", got=client, remedy='client="name", or leave it out')
         stop: Any = self.stop
         if not isinstance(stop, Sequence | Set) or not all(isinstance(each, str) and each for each in self.stops):
             raise RunError(

@@ -85,8 +85,8 @@ class Pooling:
             )
         return "" if name is None else self.prompts[name]
 
-    def check(self, width: int, source: str) -> None:
-        """Refuse layers that do not fit each other, or states of this width."""
+    def check(self, width: int, source: str) -> int:
+        """The width of vectors; layers that do not fit each other, or states of this width, are refused."""
         width *= len(self.modes)
         for step in self.steps:
             if isinstance(step, Dense):
@@ -100,6 +100,7 @@ class Pooling:
                         remedy="fetch the whole folder again",
                     )
                 width = rows
+        return width
 
     def __call__(self, states: Array) -> Array:
         """States of a text's tokens, f32[tokens, d] → its vector."""

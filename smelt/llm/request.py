@@ -6,6 +6,7 @@ engine's thread, and None at the end.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from smelt.llm.sample import Choice, Sampler
 from smelt.llm.stops import Stops
 from smelt.llm.tokenizer import Detokenizer
 from smelt.llm.tools import ToolCall
+
+log = logging.getLogger("smelt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +157,10 @@ class Request:
             self.times["end"] = time.perf_counter()
             self.error = error
             self.finish = finish
-            self.emit(None)
+            try:
+                self.emit(None)
+            except Exception:  # there is no one else to tell, and other requests run
+                log.exception("the end of an answer (%s) could not be told", finish)
 
     def _text(self, token: int, ended: bool, last: bool) -> tuple[str, bool]:
         """The text that a token brings, and whether a stop string ends it."""

@@ -62,6 +62,10 @@ class Sampling:
                     got=value,
                     remedy=f"{name} within these bounds",
                 )
+        if not isinstance(self.logit_bias, Mapping):
+            raise RunError(
+                "logit_bias names tokens", expected="token → number", got=self.logit_bias, remedy="leave it out"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,8 +242,10 @@ def softmax(scores: Array) -> Array:
 
 
 def _nucleus(probabilities: Array, share: float) -> Array:
-    """The likeliest tokens up to the one with which they reach the share."""
-    return _first_reaching(probabilities, probabilities, share)
+    """The likeliest tokens up to the one with which they reach the share, and those as likely as that one."""
+    kept = _first_reaching(probabilities, probabilities, share)
+    found: Array = probabilities >= probabilities[kept].min()
+    return found
 
 
 def _typical(scores: Array, share: float) -> Array:

@@ -95,6 +95,7 @@ class Scheduler:
         """The next step's work; pages for it are reserved."""
         parts = self._generating()
         left = self._count_left(parts)
+        self._blocked = left <= 0  # those that generate leave no room for prompts
         for request in [each for each in self.running if each.pending > 1]:
             count = self._read(request, left)
             if count:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from smelt.errors import ParseError, UnsupportedError
+from smelt.errors import FileError, ParseError, UnsupportedError
 from smelt.llm.pooling import ACTIVATIONS, MODES, Dense, Normalise, Pooling
 from smelt.read import checkpoint
 
@@ -35,7 +35,8 @@ def read_pooling(folder: Path) -> Pooling:
     modes: tuple[str, ...] = ("mean",)
     steps: list[Normalise | Dense] = []
     for module in modules if isinstance(modules, list) else []:
-        if not isinstance(module, Mapping) or not all(isinstance(module.get(key), str) for key in ("path", "type")):
+        is_record = isinstance(module, Mapping) and all(isinstance(module.get(key), str) for key in ("path", "type"))
+        if not is_record or "\0" in module["path"]:
             raise ParseError(f"{folder}: modules.json", expected="records with a path and a type", got=module)
         inside = (folder / module["path"]).resolve()
         if folder.resolve() not in (inside, *inside.parents):
@@ -61,7 +62,7 @@ def read_pooling(folder: Path) -> Pooling:
         most if type(most) is int and most > 0 else None,
         said.get("do_lower_case") is True,
         dict(prompts),
-        default if default in prompts else None,
+        default if isinstance(default, str) and default in prompts else None,
     )
 
 
@@ -72,9 +73,9 @@ def _modes(said: Mapping[str, Any], where: str) -> tuple[str, ...]:
     if given is None:
         found: Sequence[Any] = [mode for key, mode in _OLD.items() if said.get(f"pooling_mode_{key}") is True]
     else:
-        found = [given] if isinstance(given, str) else list(given)
+        found = given if isinstance(given, list) else [given]
     found = found or ["mean"]
-    if unknown := [each for each in found if each not in MODES]:
+    if unknown := [each for each in found if not isinstance(each, str) or each not in MODES]:
         raise UnsupportedError(f"{where}: unknown pooling", expected=", ".join(MODES), got=unknown)
     return tuple(found)
 
@@ -105,5 +106,7 @@ def _json(path: Path) -> Any:
         raise ParseError(f"{path}: too large", expected=f"at most {MAX_JSON} bytes", got=path.stat().st_size)
     try:
         return json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise FileError(f"cannot read {path}", got=error) from error
     except (ValueError, RecursionError) as error:
         raise ParseError(f"{path}: not JSON", got=error) from None

@@ -8,13 +8,21 @@ import json
 from functools import partial
 
 from smelt.bundle.stored import Read
+from smelt.engine_api import Signature
 from smelt.llm.origin import Origin
 from smelt.llm.pooling import files_of_pooling
 from smelt.llm.typed_record import to_record
 
 LANGUAGE, TOKENIZER = "language.json", "tokenizer.json"
 FORMAT = 1
+MALFORMED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)  # what bad records raise
 ENCODER = "encoder"  # the kind in `language.json` of an encoder: `encoder_bundle` reads the rest
+
+
+def shapes_of(signature: Signature) -> list[str]:
+    """The shapes of what a program takes and gives."""
+    shapes = [port.shape for port in (*signature.inputs, *signature.outputs)]
+    return [f"{shape.dtype}[{', '.join(map(str, shape.sizes))}]" for shape in shapes]
 
 
 def stored_files(origin: Origin, precision: str) -> dict[str, Read]:

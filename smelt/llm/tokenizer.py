@@ -19,6 +19,7 @@ from smelt.errors import FileError, MissingPackageError, ParseError, SmeltError,
 log = logging.getLogger("smelt")
 
 MAX_FILE = 200_000_000
+MAX_PIECE = 1024  # characters of a token that SentencePiece merges
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # GGUF's kinds of tokens
 
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -274,6 +275,9 @@ def _sentence_pieces(metadata: Mapping[str, Any], tokens: list[str], types: list
     scores = metadata.get("tokenizer.ggml.scores")
     if not isinstance(scores, np.ndarray) or scores.shape != (len(tokens),):
         raise ParseError(f"{source}: no scores for the tokens", expected=len(tokens))
+    longest = max((len(token) for token, kind in zip(tokens, types, strict=True) if kind == NORMAL), default=0)
+    if longest > MAX_PIECE:  # finding its parts takes the square of it
+        raise ParseError(f"{source}: a token is too long", expected=f"at most {MAX_PIECE} characters", got=longest)
     vocab = _vocabulary(tokens)
     unknown = metadata.get("tokenizer.ggml.unknown_token_id", next((i for i, t in enumerate(types) if t == UNKNOWN), 0))
     name = tokens[unknown] if type(unknown) is int and 0 <= unknown < len(tokens) else None

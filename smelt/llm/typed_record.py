@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 import types
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -51,7 +51,7 @@ def _read(kind: Any, record: Any, where: str) -> Any:
             raise ValueError(f"{where} is no record of {', '.join(hints)}")
         made: Any = kind
         return made(**{name: _read(hints[name], record[name], f"{where}.{name}") for name in hints})
-    if kind is float and type(record) in (int, float) and math.isfinite(record):
+    if kind is float and type(record) in (int, float) and abs(record) <= sys.float_info.max:
         return float(record)
     if kind is float or type(record) is not kind:
         raise ValueError(f"{where} is no {kind.__name__}: {record!r}"[:200])

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from smelt.dtype import Array
-from smelt.errors import RunError
+from smelt.errors import MemoryLimitError, RunError
 from smelt.llm.batch import Batch, Pools
 from smelt.llm.cache import Pool
 from smelt.llm.config import PAGE, Config, Layer
@@ -81,7 +81,7 @@ class HashStep:
     window: int | None
     picks: bool
     meanwhile: Callable[[], None]
-    fails: Callable[[], str]  # "launch", "read" or nothing
+    fails: Callable[[], str]  # "launch", "read", "memory" or nothing
     runs: bool = False
     most: Callable[[int, int], int] = lambda *_: 64
     precision: str = "f32"
@@ -109,6 +109,8 @@ class HashStep:
             self.lost = keys
         if failure == "launch":
             raise RunError("the step failed")
+        if failure == "memory":
+            raise MemoryError
         return failure == "read"
 
     def _seen(self, keys: Array, values: Array, batch: Batch, row: int) -> Array:
@@ -281,7 +283,12 @@ class Play:
             return ""
         self.failures += 1
         self.guilty |= {id(each) for each in self.engine.scheduler.running}
-        return self.dice.choice(("launch", "read") if self.picks else ("launch",))
+        return self.dice.choice(("launch", "read", "memory") if self.picks else ("launch", "memory"))
+
+
+def is_failure(error: BaseException | None) -> bool:
+    """Whether a request has the error of a step."""
+    return isinstance(error, MemoryLimitError) or (isinstance(error, RunError) and "failed" in error.message)
 
 
 @pytest.mark.parametrize("window", [None, 100])
@@ -296,7 +303,7 @@ def test_answers_are_those_of_each_request_alone(window: int | None, picks: bool
         preempted += play.engine.scheduler.preempted
         pages = play.engine.pool.pages
         assert (pages.held, pages.available) == (0, pages.limit)
-        failed = [request for request in play.every if "failed" in getattr(request.error, "message", "")]
+        failed = [request for request in play.every if is_failure(request.error)]
         errors = {id(request.error) for request in failed}
         assert len(errors) <= play.failures, "a step that failed does not make others fail"
         assert play.guilty.issuperset(map(id, failed))

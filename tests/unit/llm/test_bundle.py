@@ -195,7 +195,7 @@ def change(**fields: Any) -> Callable[[bytes], bytes]:
     [
         *({"v": 95}, {"v": 97}, {"kv_heads": 1}, {"head_size": 8}, {"d": 1}, {"layers": []}, {"stop": [96]}),
         *({"stop": [-1]}, {"context": 0}, {"context": 1 << 60}, {"context": 1.5}, {"family": None}, {"scale": None}),
-        {"extra": 1},
+        *({"extra": 1}, {"epsilon": 10**400}),
     ],
 )
 def test_what_a_bundle_says_is_compared_with_its_program(saved: Path, tmp_path: Path, lie: dict[str, Any]) -> None:
@@ -205,7 +205,19 @@ def test_what_a_bundle_says_is_compared_with_its_program(saved: Path, tmp_path: 
 
 def test_damaged_texts(saved: Path, tmp_path: Path) -> None:
     path = tmp_path / "x.smelt"
-    for content in (b"", b"{}", b"[]", b"\xff", b"[" * 100_000, b'{"format": 2}', b'{"format": NaN}'):
+    lacking = {
+        name: each for name, each in json.loads(read_stored(saved).files[LANGUAGE]()).items() if name != "pooling"
+    }
+    for content in (
+        json.dumps(lacking).encode(),
+        b"",
+        b"{}",
+        b"[]",
+        b"\xff",
+        b"[" * 100_000,
+        b'{"format": 2}',
+        b'{"format": NaN}',
+    ):
         with pytest.raises(FileError):
             smelt.load(forge(saved, path, language=partial(_instead, content)))
     with smelt.load(forge(saved, path, tokenizer=lambda _: b"{}")) as found, pytest.raises(ParseError):

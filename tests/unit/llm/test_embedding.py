@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from smelt.llm import EmbeddingModel
 from smelt.llm.stored import LANGUAGE
 from smelt.read import safetensors
 from smelt.run.load import read_stored
+from tests.hostile.bundle_fuzz import _twist
 from tests.llm_checkpoints import ENCODERS, FIXTURE, Case, weight, write_checkpoint
 from tests.llm_gguf import write_vocabulary
 
@@ -57,7 +60,7 @@ def test_vectors_are_those_of_sentence_transformers(case: str, engine: str, tmp_
             np.testing.assert_allclose(model.embed(want["lists"]), want[mode], rtol=1e-4, atol=2e-5)
 
 
-def test_a_bundle_embeds_without_what_compiles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bundle_embeds_without_what_compiles(tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: int) -> None:
     folder, file = tmp_path / "tiny", tmp_path / "x.smelt"
     modules = [*PLAIN, ("2", "sentence_transformers.models.Normalize")]
     want = write_folder(folder, "bert", modules, {"pooling_mode_mean_tokens": True})
@@ -89,13 +92,30 @@ print(json.dumps([repr(model), *(each.tolist() for each in found), *rooms]))
     with pytest.raises(RunError, match="such a context"):
         smelt.load(file, context=1000)
     bundle = read_stored(file)
-    config = {**_read_record(bundle)["config"], "d": 40}
-    changes: list[dict[str, Any]] = [{"config": {}}, {"pooling": 3}, {"config": config}, {"pairs": True}]
+    config, pooling = (_read_record(bundle)[name] for name in ("config", "pooling"))
+    layers = [[5, 47], [-1, 47], [47, 5], [5, 47, 1], [1 << 80, 1]]  # rows and columns; 5 × 48 would fit
+    changes: list[dict[str, Any]] = [
+        *({"config": {}}, {"pooling": 3}, {"config": {**config, "d": 40}}, {"pairs": True}),
+        {"config": {**config, "epsilon": 10**400}},
+        *({"pooling": {**pooling, "steps": [["Tanh", sizes]]}} for sizes in layers),
+    ]
+    arrays = {"pooling 0 matrix": bytes(8 * 5 * 47), "pooling 0 bias": bytes(8 * 5)}
+    files: dict[str, Any] = {name: lambda content=content: content for name, content in arrays.items()}
+
+    def load(record: dict[str, Any]) -> Any:
+        text = json.dumps(record).encode()
+        write(tmp_path / "bad.smelt", bundle.replace(files={**bundle.files, **files, LANGUAGE: lambda: text}), None)
+        return smelt.load(tmp_path / "bad.smelt")
+
     for change in changes:
-        text = json.dumps({**_read_record(bundle), **change}).encode()
-        write(tmp_path / "bad.smelt", bundle.replace(files={**bundle.files, LANGUAGE: lambda text=text: text}), None)
         with pytest.raises(FileError, match=r"language\.json|does not fit"):
-            smelt.load(tmp_path / "bad.smelt")
+            load({**_read_record(bundle), **change})
+    choose = Random(seed)
+    for _ in range(40):
+        record = _read_record(bundle)
+        _twist(choose.choice([record, record["config"], record["pooling"]]), choose)
+        with suppress(SmeltError), load(record) as model:
+            model.embed(["w5", [9, 8, 5]])
 
 
 def _read_record(bundle: StoredModel) -> dict[str, Any]:
@@ -158,6 +178,9 @@ def test_texts_prompts_and_limits(tmp_path: Path, capsys: pytest.CaptureFixture[
             lambda: model.embed(["w5"], prompt="other"),
             lambda: model.embed([[96]]),
             lambda: model.embed([[]]),
+            lambda: model.embed([["w5"]]),
+            lambda: model.embed([[1.5]]),
+            lambda: model.embed([None]),
         ):
             with pytest.raises(RunError):
                 bad()
@@ -184,10 +207,17 @@ def test_texts_prompts_and_limits(tmp_path: Path, capsys: pytest.CaptureFixture[
         {"modules.json": ["Pooling"]},
         {"1_Pooling/config.json": {"pooling_mode": "median"}},
         {"1_Pooling/config.json": {"include_prompt": False}},
+        {"1_Pooling/config.json": {"pooling_mode": 3}},
+        {"1_Pooling/config.json": {"pooling_mode": [["mean"]]}},
+        {"config.json": {"model_type": ["bert"]}},
+        {"modules.json": [{"path": "a\0b", "type": "Pooling"}]},
+        {"modules.json": [{"path": "wide", "type": "Dense"}]},
     ],
 )
 def test_what_is_not_known_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
     write_folder(tmp_path, "bert", PLAIN, {"pooling_mode_mean_tokens": True})
+    (tmp_path / "wide").mkdir()
+    safetensors.write(tmp_path / "wide" / "model.safetensors", {"linear.weight": weight("linear.weight", (4, 96))})
     for name, said in change.items():
         old = json.loads((tmp_path / name).read_text())
         (tmp_path / name).write_text(json.dumps(said if isinstance(said, list) else {**old, **said}))

@@ -353,6 +353,7 @@ def test_a_closed_model_says_so(folder: Path) -> None:
         ([-1], {}),
         ([1.5], {}),
         ([[1, 2]], {}),
+        ([[1], [1, 2]], {}),
         ([3] * 160, {}),
         ([3] * 1_000_000, {}),
         ([3], {"max_tokens": -1}),
@@ -361,6 +362,9 @@ def test_a_closed_model_says_so(folder: Path) -> None:
         ([3], {"hotness": 2.0}),
         ([3], {"n": 0}),
         ([3], {"timeout": -1}),
+        ([3], {"stop": 5}),
+        ([3], {"client": ["a"]}),
+        ([3], {"logit_bias": [3]}),
     ],
 )
 def test_bad_requests_are_refused(model: LanguageModel, ids: Any, options: dict[str, Any]) -> None:

@@ -12,6 +12,8 @@ from smelt.errors import FileError
 from smelt.llm import chat
 from smelt.llm.cross_encoder import read_head
 from smelt.llm.pages import Pages
+from smelt.llm.request import Request
+from smelt.llm.sample import Sampler, Sampling
 from smelt.llm.scheduler import Scheduler
 from smelt.llm.stops import Stops
 from smelt.llm.tails import LEAST, MOST, Tails
@@ -224,6 +226,44 @@ def test_a_new_client_begins_with_what_the_least_served_had() -> None:
     assert [each.number for each in scheduler.waiting] == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.parametrize("sequences", [1, 2])
+def test_an_arrival_that_finds_all_sequences_taken_changes_nothing(sequences: int) -> None:
+    scheduler = Scheduler(Pages(10), lambda pages, sequences: 8, sequences)
+    scheduler.add(request("a"))
+    assert not scheduler.is_settled
+    scheduler.running.append(scheduler.waiting.pop())
+    assert scheduler.is_settled
+    scheduler.add(request("b"))
+    assert scheduler.is_settled == (sequences == 1)
+
+
+def test_those_who_cannot_be_told_the_end_disturb_no_one(caplog: pytest.LogCaptureFixture) -> None:
+    def emit(piece: Any) -> None:
+        raise ValueError("no one there")
+
+    ended = Request([1], 5, Sampler(Sampling(), [1], 9), emit=emit)
+    ended.end("cancelled")
+    assert ended.finish == "cancelled"
+    assert "no one there" in caplog.text
+
+
+def test_nothing_can_begin_where_those_that_generate_fill_a_step() -> None:
+    scheduler = Scheduler(Pages(10), lambda pages, sequences: 2, 4)
+    first, second, third = (Request([1], 5, Sampler(Sampling(), [1], 9)) for _ in range(3))
+    for each in (first, second, third):
+        scheduler.add(each)
+    for settled in (False, True):
+        assert [part.request for part in scheduler.plan()] == [first, second]
+        assert (scheduler.waiting, scheduler.is_settled) == ([third], settled)
+        for each in (first, second):
+            assert each.sequence is not None
+            scheduler.pages.commit(each.sequence, each.tokens[-1:])
+            each.tokens.append(2)
+    scheduler.remove(first)
+    assert not scheduler.is_settled
+    assert [part.request for part in scheduler.plan()] == [second, third]
+
+
 # ---- stop strings ----
 
 
@@ -270,5 +310,6 @@ def test_heads_of_one_label() -> None:
     assert read_head(weights(2, *names), SAID) is None  # several labels
     assert read_head(weights(1, *names), {"architectures": ["BertModel"]}) is None
     assert read_head(weights(1, *names), {}) is None
+    assert read_head(weights(1, *names), {"architectures": 3}) is None
     with pytest.raises(FileError, match="the layers behind the encoder are missing"):
         read_head(weights(1, "classifier"), SAID)

@@ -33,6 +33,7 @@ CASES: list[tuple[dict[str, Any], str, Any, type[SmeltError], str]] = [
     (PIECES, "scores", None, ParseError, "x: no scores for the tokens"),
     (PIECES, "scores", np.zeros(5, np.float32), ParseError, "x: no scores for the tokens"),
     (PIECES, "scores", [0.0] * 6, ParseError, "x: no scores for the tokens"),
+    (PIECES, "tokens", ["<unk>", "<s>", "</s>", "a", "b", "ab" * 513], ParseError, "x: a token is too long"),
     (PAIRS, "merges", None, ParseError, "x: no merges"),
     (PAIRS, "merges", "a b", ParseError, "x: no merges"),
     (PAIRS, "merges", ["ab"], ParseError, "x: a merge is no pair"),

@@ -27,7 +27,7 @@ def test_limits_keep_what_they_say() -> None:
     assert kept(top_k=2) == [4, 5]
     assert kept(top_k=3) == [0, 4, 5]
     assert kept(top_p=float(p[4] * 1.5)) == [4, 5]
-    assert kept(top_p=0.0) == [4]
+    assert kept(top_p=0.0) == [4, 5]
     assert kept(min_p=float(p[0] / p[4]) - 1e-6) == [0, 4, 5]
     assert kept(min_p=1.0) == [4, 5]
     entropy = -(p * np.log(p)).sum()
@@ -40,16 +40,16 @@ def test_a_device_draws_the_tokens_of_the_host(seed: int) -> None:
     """Random temperatures and limits, equal logits among them."""
     dice, size, rows = np.random.default_rng(seed), 131, 64
     logits = (dice.standard_normal((rows, size)) * dice.choice([0.5, 2, 6], (rows, 1))).astype(np.float32)
-    logits[::4] = logits[::4].round()  # where top-p would keep some of equal ones
+    logits[::4] = logits[::4].round()
     asked = [
         Sampling(
             temperature=float(dice.choice([0, 0.3, 1, 2.5])),
             top_k=int(dice.choice([0, 1, 5, 50, 300])),
-            top_p=float(dice.choice([1, 0.9, 0.5, 0.0])) if row % 4 else 1.0,
+            top_p=float(dice.choice([1, 0.9, 0.5, 0.0])),
             min_p=float(dice.choice([0, 0.05, 0.5])),
             seed=int(dice.integers(1 << 40)),
         )
-        for row in range(rows)
+        for _ in range(rows)
     ]
     samplers = [Sampler(each, [], size) for each in asked]
     assert all(each.is_plain for each in samplers)
