@@ -229,12 +229,13 @@ def test_a_new_client_begins_with_what_the_least_served_had() -> None:
 @pytest.mark.parametrize("sequences", [1, 2])
 def test_an_arrival_that_finds_all_sequences_taken_changes_nothing(sequences: int) -> None:
     scheduler = Scheduler(Pages(10), lambda pages, sequences: 8, sequences)
-    scheduler.add(request("a"))
-    assert not scheduler.is_settled
-    scheduler.running.append(scheduler.waiting.pop())
-    assert scheduler.is_settled
-    scheduler.add(request("b"))
-    assert scheduler.is_settled == (sequences == 1)
+    found = []
+    for client in "ab":
+        scheduler.add(request(client))
+        found.append(scheduler.is_settled)
+        scheduler.running.append(scheduler.waiting.pop())
+        found.append(scheduler.is_settled)
+    assert found == [False, True, sequences == 1, True]
 
 
 def test_those_who_cannot_be_told_the_end_disturb_no_one(caplog: pytest.LogCaptureFixture) -> None:
