@@ -36,6 +36,7 @@ class Cancel:
     >>> model(image, cancel=token)
     Traceback (most recent call last):
     smelt.errors.CancelledError: the call was cancelled
+      try      call again; inputs that were donated must be made again
     """
 
     __slots__ = ("_address", "_flag")

@@ -117,7 +117,7 @@ def test_what_is_compiled_and_linked(recorder: Recorder, request: pytest.Fixture
                     text = text.replace(shared, "")
                 recorder.lines[-1] = f"file {file}: mode {mode:o}"
                 recorder.lines += [f"    | {line}" for line in text.splitlines()]
-    folders = {f"-I{RUNTIME}": "-IRUNTIME", f"-I{building.HERE}": "-IHERE"}
+    folders = {str(RUNTIME): "RUNTIME", str(building.HERE): "HERE"}
     got = "\n".join(recorder.lines) + "\n"
     for folder, short in folders.items():
         got = got.replace(folder, short)
