@@ -6,6 +6,8 @@ Everything is imported when it is first used. What the driver refuses becomes a 
 
 from __future__ import annotations
 
+import ctypes
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -20,6 +22,7 @@ from smelt.errors import DeviceError, RunError
 EXTRA = 'pip install "smelt[cuda]"'
 DRIVER = "install NVIDIA's driver, or run on a machine that has one"
 GRAIN, MOST_SPARED = 512, 1 << 30  # bytes: sizes are multiples, and the most freed memory that is kept
+NOT_READY = 600  # the status of a stream with work to do
 ALWAYS = 48 << 10  # bytes of shared memory that a launch may take without asking
 # After these the context is lost: nothing more can run on the device in this process.
 FATAL = ("ILLEGAL_ADDRESS", "LAUNCH_FAILED", "ILLEGAL_INSTRUCTION", "MISALIGNED_ADDRESS", "ECC_UNCORRECTABLE", "ASSERT")
@@ -55,7 +58,7 @@ def _api() -> Any:
 def _check(answer: tuple[Any, ...], what: str) -> Any:
     """The result of a call, or an error."""
     status, *found = answer
-    name = _short(status)
+    name = "SUCCESS" if status == 0 else _short(status)
     if name == "SUCCESS":
         return found[0] if found else None
     if name == "OUT_OF_MEMORY":
@@ -74,6 +77,14 @@ def _check(answer: tuple[Any, ...], what: str) -> Any:
 
 def _short(status: Any) -> str:
     return str(getattr(status, "name", status)).removeprefix("CUDA_").removeprefix("ERROR_")
+
+
+def _direct_calls() -> ctypes.CDLL:
+    """The driver's library itself, for the calls that every run makes: `cuda-bindings` takes longer than they do."""
+    library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    library.cuGraphLaunch.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    library.cuStreamSynchronize.argtypes = library.cuStreamQuery.argtypes = [ctypes.c_void_p]
+    return library
 
 
 class CudaDriver:
@@ -99,6 +110,7 @@ class CudaDriver:
         self._enter()
         flags = api.CUstream_flags.CU_STREAM_NON_BLOCKING.value
         self._stream, self._recorder = (_check(api.cuStreamCreate(flags), "opening a stream") for _ in range(2))
+        self._stream_address, self._fast = int(self._stream), _direct_calls()
         pool = _check(api.cuDeviceGetDefaultMemPool(self._device), "finding the memory pool")
         keep = api.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
         _check(api.cuMemPoolSetAttribute(pool, keep, api.cuuint64_t((1 << 64) - 1)), "setting up the memory pool")
@@ -266,7 +278,20 @@ class CudaDriver:
 
     def wait(self) -> None:
         self._enter()
-        _check(self._cuda.cuStreamSynchronize(self._stream), "a run")
+        status = self._fast.cuStreamSynchronize(self._stream_address)
+        if status:
+            self._refuse(status, "a run")
+
+    def is_done(self) -> bool:
+        self._enter()
+        status = self._fast.cuStreamQuery(self._stream_address)
+        if status not in (0, NOT_READY):
+            self._refuse(status, "a run")
+        return bool(status == 0)
+
+    def _refuse(self, status: int, what: str) -> None:
+        """The error of a call that went past `cuda-bindings`."""
+        _check((self._cuda.CUresult(status),), what)
 
     # -- graphs --
 
@@ -283,13 +308,16 @@ class CudaDriver:
         graph = _check(answer, "recording a graph")
         made = _check(self._cuda.cuGraphInstantiate(graph, 0), "making a graph")
         _check(self._cuda.cuGraphDestroy(graph), "making a graph")
-        return made
+        return int(made)
 
-    def replay(self, graph: Any) -> None:
+    def replay(self, graph: int) -> None:
+        """The one call of the driver in a call of a recorded program."""
         self._enter()
-        _check(self._cuda.cuGraphLaunch(graph, self._stream), "launching a graph")
+        status = self._fast.cuGraphLaunch(graph, self._stream_address)
+        if status:
+            self._refuse(status, "launching a graph")
 
-    def forget(self, graph: Any) -> None:
+    def forget(self, graph: int) -> None:
         self._enter()
         _check(self._cuda.cuGraphExecDestroy(graph), "freeing a graph")
 

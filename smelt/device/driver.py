@@ -62,6 +62,10 @@ class Driver(Protocol):
         """Wait for the work; raises what went wrong."""
         ...
 
+    def is_done(self) -> bool:
+        """Whether all work is done, without waiting for it; raises what went wrong."""
+        ...
+
     def record(self, work: Callable[[], None]) -> Any:
         """The launches and copies that `work` asks for, as a graph. They are not done."""
         ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Generator
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,17 @@ import numpy as np
 from smelt.buffer import HostBuffer, in_thread
 from smelt.device.dlpack import CUDA, Imported, export_array, import_array
 from smelt.device.driver import Driver
-from smelt.dtype import Array
+from smelt.dtype import Array, ElementType
 from smelt.errors import RunError
 from smelt.shape import Shape
 
 KEEP = "keep=True, or .copy() before the call"
+
+
+@lru_cache(4096)
+def static_shape(element: ElementType, sizes: tuple[int, ...]) -> Shape:
+    """One object for equal shapes: calls compare the shapes of buffers by identity."""
+    return Shape.of(element, sizes)
 
 
 class Block:
@@ -60,7 +67,7 @@ class GpuBuffer:
     @staticmethod
     def of(client: Driver, array: Array, shape: Shape) -> GpuBuffer:
         """A copy of an array."""
-        made = GpuBuffer(client, Shape.of(shape.dtype, array.shape))
+        made = GpuBuffer(client, static_shape(shape.dtype, array.shape))
         client.upload(made.address, np.ascontiguousarray(array))
         return made
 
@@ -134,7 +141,7 @@ class GpuBuffer:
     def from_dlpack(client: Driver, given: Any, what: str) -> GpuBuffer:
         """The memory of another library's array on this device, without a copy."""
         found = import_array(given.__dlpack__(), what)
-        return GpuBuffer(client, Shape.of(found.element, found.sizes), Lent(client, found))
+        return GpuBuffer(client, static_shape(found.element, found.sizes), Lent(client, found))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.array(self.numpy(), dtype=dtype)

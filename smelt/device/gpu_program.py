@@ -21,7 +21,7 @@ from smelt.device.api import Arrays, Memory
 from smelt.device.dlpack import CUDA
 from smelt.device.driver import Driver
 from smelt.device.entry import Entry, solve_symbols
-from smelt.device.gpu_buffer import Block, GpuBuffer
+from smelt.device.gpu_buffer import Block, GpuBuffer, static_shape
 from smelt.device.host_plan import PlanError, PlanProgram, Run, Sized
 from smelt.dtype import Array
 from smelt.errors import CancelledError, MemoryLimitError, RunError, SmeltError
@@ -31,6 +31,7 @@ from smelt.stop import Stop
 SMALLER = "use smaller sizes"
 MOST_GRAPHS = 32  # of a bound program
 MOST_PREPARED = 64
+GRAPHS = True  # calls that come again replay graphs
 
 
 class GpuAccount:
@@ -130,9 +131,12 @@ def bring(driver: Driver, given: Any, shape: Shape, what: str) -> GpuBuffer:
 
 
 class Recorded:
-    """A call: a graph for each run of launches and copies, and the memory of launches."""
+    """A call: a graph for each run of launches and copies, and the memory of launches.
 
-    __slots__ = ("__weakref__", "graphs", "memory")
+    `whole`: the one graph that holds all of the call; None where the host has a part in it.
+    """
+
+    __slots__ = ("__weakref__", "graphs", "memory", "whole")
 
     def __init__(self, driver: Driver, run: Run) -> None:
         self.memory = Block(driver, run.launch_bytes())
@@ -143,6 +147,7 @@ class Recorded:
             self.graphs.append(graph)
             if plain:
                 weakref.finalize(self, driver.forget, graph).atexit = False
+        self.whole = self.graphs[0] if len(self.graphs) == 1 else None
 
     def replay(self, run: Run) -> None:
         """The steps that are in no graph need this call's own `run`."""
@@ -155,14 +160,16 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a call with inputs of these shapes needs: the numbers of its plan, the shapes of its results (None: they
-    depend on data), where the addresses of its buffers come from, and the bytes that it takes."""
+    """What a call with inputs of these shapes needs: the numbers of its plan; for every result the input whose memory
+    it takes (-1: memory of its own), its shape (None: it depends on data) and its bytes; where the addresses of buffers
+    come from; and the bytes that a call takes. `key` tells the sizes of calls apart."""
 
     inputs: tuple[Shape, ...]
     sized: Sized
-    results: tuple[Shape | None, ...]
+    results: tuple[tuple[int, Shape | None, int], ...]
     table: tuple[tuple[int, int], ...]
     bytes: int
+    key: tuple[int, ...]
 
 
 class GpuBound:
@@ -177,6 +184,8 @@ class GpuBound:
         self._cancelled = 0
         self._arena: GpuBuffer | None = None
         self._addresses = [each.address for each in held], [each.address for each in program.constants]
+        self._held_blocks = {id(each.block) for each in held}
+        self._donated = tuple(place - len(held) for place in program.donated)
         self._reused = program.reused
         self._prepared: dict[tuple[int, ...], Prepared] = {}  # by the identities of the inputs' shapes,
         self._by_sizes: dict[tuple[tuple[int, ...], ...], Prepared] = {}  # and by their sizes
@@ -184,44 +193,69 @@ class GpuBound:
         self._graphs: dict[tuple[int, ...], Recorded] = {}  # and of those that came again
 
     def __call__(self, inputs: Arrays, out: Arrays | None = None, stop: Stop | None = None) -> Arrays:
+        """A call with the sizes and addresses of earlier ones is one lookup and the launch of a graph. It does not wait
+        for its results, except with a `stop`."""
         program, held = self._program, self._held
         if held is None:
             raise RunError("the executable is closed", remedy="compile or load the model again")
         if stop is not None:
             stop.check()
-        given, known = self._known_call(inputs)
+        given: Sequence[GpuBuffer] = inputs
+        known = self._known_call(inputs)
         if known is None:
             given = self._fit(inputs, held)
             sizes = tuple([each.shape.numbers() for each in given])
             known = self._by_sizes.get(sizes) or self._prepare(held, given, sizes)
         with program.lock:
-            cancelled = self._cancelled
-
-            def poll() -> None:
-                if self._cancelled != cancelled:
-                    raise CancelledError("the call was cancelled")
-                if stop is not None:
-                    stop.check()
-
             if self._account is not None:
                 self._account.check_call(known.bytes)
             results = self._results(known, held, given, out)
-            buffers = self._table(known, given, results)
-            run = Run(program.plan, program.driver, known.sized, buffers, poll)
-            self._start(run, (*known.sized.symbols.values(), *buffers))
-            return self._finish(run, results, inputs, given)
+            key = (*known.key, *[each.address for each in given], *[each.address if each else 0 for each in results])
+            recorded = self._graphs.get(key) if GRAPHS and stop is None else None
+            if recorded is not None and recorded.whole is not None:
+                program.driver.replay(recorded.whole)
+                self._graphs[key] = self._graphs.pop(key)  # the last one to go
+                done: Arrays = tuple(results)
+            else:
+                done = self._run(known, given, results, key, stop)
+        for place in self._donated:
+            if isinstance(inputs[place], GpuBuffer):
+                inputs[place].give_away()
+        return done
 
-    def _known_call(self, inputs: Arrays) -> tuple[Any, Prepared | None]:
-        """The inputs, and what is known of a call with buffers of these shapes; None where more must be checked."""
+    def _known_call(self, inputs: Arrays) -> Prepared | None:
+        """What is known of a call with buffers of these shapes; None where more must be checked."""
         driver = self._program.driver
-        if not all(type(each) is GpuBuffer and each.client is driver for each in inputs):
-            return inputs, None
-        known = self._prepared.get(tuple([id(each.shape) for each in inputs]))
-        if known is not None and self._program.entry.donated:
-            blocks = {id(each.block) for each in (*inputs, *(self._held or ()))}
-            if len(blocks) < len(inputs) + len(self._held or ()):
-                return inputs, None  # one may be given twice
-        return inputs, known
+        for each in inputs:
+            if type(each) is not GpuBuffer or each.client is not driver:
+                return None
+        if self._donated:
+            blocks = {id(each.block) for each in inputs}
+            if len(blocks) < len(inputs) or any(id(inputs[i].block) in self._held_blocks for i in self._donated):
+                return None  # one may be given twice
+        return self._prepared.get(tuple([id(each.shape) for each in inputs]))
+
+    def _run(
+        self,
+        known: Prepared,
+        given: Sequence[GpuBuffer],
+        results: Sequence[GpuBuffer | None],
+        key: tuple[int, ...],
+        stop: Stop | None,
+    ) -> Arrays:
+        """A call that has no graph yet, or that the host has a part in: its loops, its limits of time."""
+        cancelled = self._cancelled
+
+        def poll() -> None:
+            if self._cancelled != cancelled:
+                raise CancelledError("the call was cancelled")
+            if stop is not None:
+                stop.check()
+
+        run = Run(self._program.plan, self._program.driver, known.sized, self._table(known, given, results), poll)
+        run.waits = stop is not None
+        self._start(run, key)
+        return self._finish(run, results)
 
     def _prepare(
         self, held: Sequence[GpuBuffer], given: Sequence[GpuBuffer], sizes: tuple[tuple[int, ...], ...]
@@ -231,10 +265,14 @@ class GpuBound:
         all_sizes = [*(each.shape.numbers() for each in held), *sizes]
         values = solve_symbols(entry.arguments, entry.names[len(held) :], all_sizes, self._sizes)
         sized = self._find_sized(values)
-        places = sorted((each for each in program.plan.plan["buffers"] if each["kind"] == "result"), key=_index)
-        shapes = tuple(
-            None if place["deferred"] else Shape.of(shape.dtype, tuple(sized.numbers[size] for size in place["sizes"]))
+        places = [program.plan.plan["buffers"][i] for i in program.plan.results]
+        shapes = [
+            None if place["deferred"] else static_shape(shape.dtype, tuple(sized.numbers[i] for i in place["sizes"]))
             for shape, place in zip(program.results, places, strict=True)
+        ]
+        results = tuple(
+            (self._reused.get(i, -1), shape, 0 if shape is None else sized.numbers[place["bytes"]])
+            for i, (shape, place) in enumerate(zip(shapes, places, strict=True))
         )
         kinds = {"argument": 0, "result": len(program.arguments), "constant": len(program.arguments) + len(places)}
         table = [
@@ -244,7 +282,8 @@ class GpuBound:
             for each in program.plan.plan["buffers"]
         ]
         inputs = tuple(each.shape for each in given)
-        made = Prepared(inputs, sized, shapes, tuple(table), sized.arena + self._result_bytes(sized))
+        taken = sized.arena + self._result_bytes(sized)
+        made = Prepared(inputs, sized, results, tuple(table), taken, tuple(sized.symbols.values()))
         if len(self._by_sizes) >= MOST_PREPARED:
             self._prepared.clear()
             self._by_sizes.clear()
@@ -280,19 +319,17 @@ class GpuBound:
         self, known: Prepared, held: Sequence[GpuBuffer], given: Sequence[GpuBuffer], out: Arrays | None
     ) -> list[GpuBuffer | None]:
         """The result buffers; None for those of data-dependent size."""
-        program, reused = self._program, self._reused
-        found: list[GpuBuffer | None] = []
-        for i, exact in enumerate(known.results):
-            if exact is None:
+        driver, found = self._program.driver, list[GpuBuffer | None]()
+        for i, (at, shape, count) in enumerate(known.results):
+            if shape is None:
                 found.append(None)
-            elif i in reused:
-                at = reused[i]
+            elif at >= 0:
                 found.append((held[at] if at < len(held) else given[at - len(held)]).renew())
             elif out is not None:
-                check_shape(out[i].shape, exact, f"output buffer {i}")
+                check_shape(out[i].shape, shape, f"output buffer {i}")
                 found.append(out[i])
             else:
-                found.append(GpuBuffer(program.driver, exact))
+                found.append(GpuBuffer(driver, shape, Block(driver, count)))
         return found
 
     def _table(self, known: Prepared, given: Sequence[GpuBuffer], results: Sequence[GpuBuffer | None]) -> list[int]:
@@ -300,6 +337,7 @@ class GpuBound:
         program, sized, arena = self._program, known.sized, 0
         if sized.arena:
             if self._arena is None or self._arena.nbytes < sized.arena:
+                self._drop_graphs()
                 self._arena = GpuBuffer(program.driver, Shape("ui8", sized.arena))
             arena = self._arena.address
         there = [*self._addresses[0], *(each.address for each in given)]
@@ -309,10 +347,12 @@ class GpuBound:
 
     def _start(self, run: Run, key: tuple[int, ...]) -> None:
         try:
-            if self._program.plan.segments:
+            if GRAPHS and self._program.plan.segments:
                 self._replay(run, key)
             else:
                 run.start()
+            if run.waits:
+                run.await_work()
         except BaseException as error:
             run.free()
             explained = self._explain(error) if isinstance(error, PlanError) else error
@@ -322,17 +362,21 @@ class GpuBound:
 
     def _replay(self, run: Run, key: tuple[int, ...]) -> None:
         """A call with the sizes and addresses of an earlier one replays a graph, which the second such call records."""
-        known = self._graphs.pop(key, None)
         if key not in self._seen:
             self._seen[key] = None
             run.start()
         else:
-            known = known or Recorded(self._program.driver, run)
+            known = self._graphs.pop(key, None) or Recorded(self._program.driver, run)
             known.replay(run)
             self._graphs[key] = known
         for held in (self._seen, self._graphs):
             if len(held) > MOST_GRAPHS:
                 del held[next(iter(held))]
+
+    def _drop_graphs(self) -> None:
+        """Graphs hold the addresses of the arena."""
+        self._graphs.clear()
+        self._seen.clear()
 
     def _explain(self, error: PlanError) -> SmeltError:
         record = (*error.record, 0, 0)
@@ -341,30 +385,17 @@ class GpuBound:
         assert error.status < 2 * UNFIT, "sizes are checked before the call"
         return self._program.entry.explain(error.status, record)
 
-    def _finish(
-        self, run: Run, results: Sequence[GpuBuffer | None], inputs: Arrays, given: Sequence[GpuBuffer]
-    ) -> Arrays:
+    def _finish(self, run: Run, results: Sequence[GpuBuffer | None]) -> Arrays:
         """The results. Those of data-dependent size are copied out of the memory of the call."""
         program, done = self._program, []
-        places = sorted(
-            (
-                (buffer["index"], i)
-                for i, buffer in enumerate(program.plan.plan["buffers"])
-                if buffer["kind"] == "result"
-            )
-        )
-        for shape, result, (_, i) in zip(program.results, results, places, strict=True):
+        for shape, result, i in zip(program.results, results, program.plan.results, strict=True):
             if result is None:
                 numbers = [run.numbers[size] for size in program.plan.plan["buffers"][i]["sizes"]]
-                result = GpuBuffer(program.driver, Shape.of(shape.dtype, tuple(numbers)))
+                result = GpuBuffer(program.driver, static_shape(shape.dtype, tuple(numbers)))
                 if result.nbytes:
                     program.driver.move(result.address, run.buffers[i], result.nbytes)
             done.append(result)
         run.free()
-        first = len(program.arguments) - len(given)
-        for place in program.donated:
-            if isinstance(inputs[place - first], GpuBuffer):
-                inputs[place - first].give_away()
         return tuple(done)
 
     @property
@@ -387,14 +418,9 @@ class GpuBound:
     def trim(self) -> None:
         with self._program.lock:
             self._arena = None
-            self._graphs.clear()
+            self._drop_graphs()
 
     def close(self) -> None:
         with self._program.lock:
             self._held = self._arena = None
-            self._graphs.clear()
-
-
-def _index(buffer: Mapping[str, Any]) -> int:
-    found: int = buffer["index"]
-    return found
+            self._drop_graphs()

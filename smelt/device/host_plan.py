@@ -6,6 +6,7 @@ kernels through a `Driver`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,6 +26,7 @@ MOST_BYTES = 1 << 50  # of one buffer of data-dependent size: more is a mistake
 LIMIT = 1 << 63
 NOT_TAKEN = 0  # what a division by 0 gives: it is in a branch that is not taken
 OVERLAP = False  # launches that wait themselves for the one before begin before it ends
+SHORTEST_PAUSE, LONGEST_PAUSE = 20e-6, 1e-3  # seconds between two questions whether the device is done
 STRAIGHT = ("launch", "copy", "ensure")  # steps that do not depend on data
 
 
@@ -51,13 +53,19 @@ class PlanProgram:
     def segments(self) -> tuple[tuple[bool, tuple[Mapping[str, Any], ...]], ...]:
         """The steps in runs: of launches and copies alone, which a graph may hold (True), and of others.
 
-        Empty where sizes depend on data, or where no run is worth a graph.
+        Empty where sizes depend on data, or where no run is worth a graph. A whole program always is.
         """
         steps = self.plan["steps"]
         if "measure" in _kinds(steps):
             return ()
         runs = tuple((plain, tuple(run)) for plain, run in groupby(steps, lambda step: step["do"] in STRAIGHT))
-        return runs if any(plain and len(run) > 1 for plain, run in runs) else ()
+        return runs if (len(runs) == 1 and runs[0][0]) or any(plain and len(run) > 1 for plain, run in runs) else ()
+
+    @cached_property
+    def results(self) -> tuple[int, ...]:
+        """The buffers of the results, in their order."""
+        found = [(each["index"], i) for i, each in enumerate(self.plan["buffers"]) if each["kind"] == "result"]
+        return tuple(i for _, i in sorted(found))
 
     def compute_sizes(self, values: Sequence[int]) -> Sized:
         """What a call with these symbols needs. Raises PlanError where a check of sizes fails."""
@@ -143,6 +151,7 @@ class Run:
     held: dict[int, int] = field(default_factory=dict)  # bytes of buffers of data-dependent size
     memory: int = 0  # of launches: saved variables and scratch
     memory_bytes: int = 0
+    waits: bool = False  # the call waits for its work and polls meanwhile
     follows: bool = False  # the last thing that was done is a launch of this call
 
     def __post_init__(self) -> None:
@@ -281,5 +290,15 @@ class Run:
     def fetch(self, buffer: int, element: str, count: int) -> Any:
         """The first elements of a buffer, on the host."""
         array = np.empty(count, np.uint8 if element == "i1" else dtype(element).numpy)
+        if self.waits:
+            self.await_work()
         self.driver.download(array, self.buffers[buffer])
         return array
+
+    def await_work(self) -> None:
+        """Wait until the device is done, with polls: a kernel that runs too long ends the call, though not itself."""
+        pause = SHORTEST_PAUSE
+        while not self.driver.is_done():
+            self.poll()
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)

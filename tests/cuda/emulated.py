@@ -142,6 +142,9 @@ class EmulatedDriver:
 
     def wait(self) -> None: ...
 
+    def is_done(self) -> bool:
+        return True
+
     def record(self, work: Callable[[], None]) -> list[Callable[[], None]]:
         graph: list[Callable[[], None]] = []
         plain = {name: getattr(self, name) for name in ("launch", "move")}

@@ -14,7 +14,7 @@ from tests.cuda.emulated import compiler
 
 HERE = Path(__file__).parent
 SCRIPT = """
-import numpy as np, smelt
+import numpy as np, smelt, smelt.engine.native, smelt.stop
 from smelt.device import cuda, cuda_driver, registry
 from smelt.errors import DeviceError, RunError
 from tests.cuda.emulated import HEADER, compile_emulated
@@ -41,6 +41,37 @@ with smelt.load("smelt/assets/digits.onnx", device="cuda", engine="native") as m
     for _ in range(4):
         np.testing.assert_allclose(model(pixels)["probabilities"], want, rtol=1e-5, atol=1e-7)
 assert replays, "the same sizes and addresses again"
+
+class Counted:
+    # A library of the driver, with the names of its functions that are called.
+    def __init__(self, library): self.library = library
+    def __getattr__(self, name):
+        found = getattr(self.library, name)
+        if name.startswith("cu") and callable(found) and not isinstance(found, type):
+            return lambda *given: (called.append(name), found(*given))[1]
+        return found
+
+engine, called = smelt.engine.native.native_engine("cuda"), []
+text = '''func.func @main(%x: tensor<3x5xf32>) -> tensor<3x5xf32> {
+  %0 = stablehlo.negate %x : tensor<3x5xf32>
+  return %0 : tensor<3x5xf32>
+}'''
+from smelt.ir.text import parse
+from smelt.buffer import HostBuffer
+from smelt.weights import Weights
+made = engine.compile(parse(text)).prepare(Weights.of({}))
+x = engine.put(HostBuffer.of(np.ones((3, 5), np.float32)))
+for _ in range(3): made(x)
+driver = device.driver
+driver._cuda, driver._fast = Counted(driver._cuda), Counted(driver._fast)
+(y,) = made(x)
+assert called == ["cuGraphLaunch"], called
+assert y.numpy().tolist() == [[-1] * 5] * 3
+del y
+called.clear()
+(y,) = made(x, stop=smelt.stop.Stop(5.0))
+assert called == ["cuGraphLaunch", "cuStreamQuery"], called
+driver._cuda, driver._fast = driver._cuda.library, driver._fast.library
 first = device.driver.event()
 assert device.driver.seconds(first, device.driver.event()) >= 0
 taken = device.driver.allocate(1000)

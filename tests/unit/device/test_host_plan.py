@@ -18,7 +18,7 @@ from smelt.device.gpu_buffer import Block, GpuBuffer
 from smelt.device.gpu_program import MOST_GRAPHS, GpuAccount, GpuBound, GpuProgram, bring
 from smelt.device.host_plan import MOST_BLOCKS, MOST_BYTES, MOST_SCRATCH, PlanError, PlanProgram, Run
 from smelt.dtype import Array, dtype
-from smelt.errors import CancelledError, DeviceError, MemoryLimitError, RunError, ShapeError, SizeError
+from smelt.errors import CancelledError, DeviceError, MemoryLimitError, RunError, ShapeError, SizeError, TimedOutError
 from smelt.shape import Shape
 from smelt.stop import Cancel, Stop
 
@@ -34,7 +34,7 @@ class HostDriver:
         self.launches: list[tuple[Any, ...]] = []
         self.moves: list[tuple[int, int, int]] = []
         self.replayed, self.forgotten, self.waited, self.graph = 0, 0, 0, list[Callable[[], None]]()
-        self.recording = False
+        self.recording, self.queries = False, 0
 
     def view(self, address: int, element: str, count: int) -> Array:
         size = dtype(element).numpy.itemsize * count
@@ -92,6 +92,10 @@ class HostDriver:
 
     def wait(self) -> None:
         self.waited += 1
+
+    def is_done(self) -> bool:
+        self.queries += 1
+        return self.queries % 3 == 0
 
     def record(self, work: Callable[[], None]) -> Any:
         self.graph, self.recording = [], True
@@ -364,6 +368,50 @@ def test_a_program_on_a_device() -> None:
     bound.close()
     with pytest.raises(RunError, match="the executable is closed"):
         bound((x,))
+
+
+def test_a_call_that_came_before_asks_the_driver_for_memory_and_one_graph() -> None:
+    driver, bound = doubling()
+    x = GpuBuffer.of(driver, f32(1, 1, 1), Shape("f32", "N"))
+    driver.allocate = lambda count: 30_000 + 64 * (count == 12)  # type: ignore[method-assign]
+    driver.free = lambda address: None  # type: ignore[method-assign]
+    for _ in range(2):
+        bound((x,))
+    called: list[str] = []
+    for name in ("allocate", "upload", "download", "move", "launch", "wait", "is_done", "record", "replay"):
+        plain = getattr(driver, name)
+
+        def note(*given: Any, name: str = name, plain: Any = plain) -> Any:
+            called.append(name)
+            return plain(*given)
+
+        setattr(driver, name, note)
+    replay, driver.replay = driver.replay, lambda graph: called.append("replay")  # type: ignore[method-assign]
+    same = GpuBuffer(driver, x.copy().shape, x.block)  # another buffer on the same memory
+    called.clear()
+    bound((same,))
+    assert called == ["allocate", "replay"]
+    driver.replay = replay  # type: ignore[method-assign]
+    called.clear()
+    bound((x,), stop=Stop(60.0))  # with a limit of time it waits, and polls meanwhile
+    assert [each for each in called if each in ("replay", "is_done")] == ["replay", *["is_done"] * 3]
+
+
+def test_a_kernel_that_runs_too_long_ends_the_call() -> None:
+    driver, bound = doubling()
+    driver.is_done = lambda: False  # type: ignore[method-assign]
+    with pytest.raises(TimedOutError) as caught:
+        bound((f32(1, 2, 3),), stop=Stop(0.01))
+    assert caught.value.started
+    token = Cancel()
+    driver.is_done = lambda: bool(token.cancel())  # type: ignore[method-assign, func-returns-value]
+    with pytest.raises(CancelledError):
+        bound((f32(1, 2, 3),), stop=Stop(None, token))
+    driver.is_done = lambda: bool(bound.cancel())  # type: ignore[method-assign, func-returns-value]
+    with pytest.raises(CancelledError):
+        bound((f32(1, 2, 3),), stop=Stop(60.0))
+    del driver.is_done
+    assert bound((f32(1, 2, 3),), stop=Stop(60.0))[0].numpy().tolist() == [4, 8, 12]
 
 
 def test_graphs_are_few() -> None:
