@@ -37,7 +37,8 @@ COPIED = (
     *("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"),
 )
 # Tests of whole public suites and of files on disk that take minutes: too slow to be run once per mutant.
-TESTS = ("tests/unit", "tests/hostile", "tests/property", "tests/golden", "tests/cuda", "smelt")  # smelt: docstrings
+CASES = "tests/mutation/onnx_cases.py"
+TESTS = ("tests/unit", "tests/hostile", "tests/property", "tests/golden", "tests/cuda", CASES, "smelt")
 # What gets a second try with samples of those suites.
 SUITES = ("smelt/ir", "smelt/kernel", "smelt/passes", "smelt/read/onnx", "smelt/write/onnx", "smelt/engine")
 SAMPLE = "tests/mutation/sample.py"
@@ -178,9 +179,12 @@ def copy_repository(folder: Path) -> None:
 
 def files_of(part: Path) -> list[Path]:
     """The test files of a folder, and the modules of the package whose docstrings have examples."""
-    files = sorted(part.rglob("*.py")) if part.is_dir() else [part]
+    if part.is_file():
+        return [part]
     return [
-        each for each in files if each.name.startswith("test_") or (part.name == "smelt" and ">>> " in each.read_text())
+        each
+        for each in sorted(part.rglob("*.py"))
+        if each.name.startswith("test_") or (part.name == "smelt" and ">>> " in each.read_text())
     ]
 
 

@@ -141,7 +141,8 @@ def test_files_with_tests(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     assert [each.name for each in files_of(tmp_path / "tests")] == ["test_a.py"]
     assert [each.name for each in files_of(tmp_path / "smelt")] == ["x.py"]
-    assert files_of(tmp_path / "tests/unit/test_a.py") == [tmp_path / "tests/unit/test_a.py"]
+    for name in ("tests/unit/test_a.py", "tests/unit/b.py"):
+        assert files_of(tmp_path / name) == [tmp_path / name]
 
 
 def test_the_same_seed_draws_the_same_and_equivalent_ones_are_known() -> None:
