@@ -1,25 +1,25 @@
 """`python -m bench.serve.chat MODEL.gguf`: chat clients of a server beside the engine's own batched generation.
 
 Both generate the same number of tokens for the same prompts, `--clients` at once, in interleaved rounds; each runs in a
-process of its own. Reported: tokens a second, CPU time a token (which hardly depends on what else the machine does),
-and the time between tokens that clients saw.
+process of its own. Reported: tokens a second, CPU time a token (which hardly depends on what else the machine does)
+with the threads that took it, and the time between tokens that clients saw.
 """
 
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import os
+import select
+import socket
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
-from bench.serve.load import cpu_seconds
+from bench.serve.load import cpu_by_thread
 from bench.serve.servers import ROOT, running_server
 
 QUESTION = "Tell me something about the number {}."
@@ -41,35 +41,74 @@ def engine_round(path: Path, clients: int, tokens: int, rounds: int) -> None:
         print(json.dumps({"tokens": made, "seconds": spent, "cpu": busy}), flush=True)
 
 
-def server_round(url: str, pid: int, clients: int, tokens: int) -> dict[str, Any]:
-    """All clients at once, each on a connection; times between the events of each."""
-    gaps: list[float] = []
-    counts: list[int] = []
+class Client:
+    """One streamed answer over a socket of its own. It counts events and parses nothing."""
 
-    def chat(number: int) -> None:
-        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=600)
+    def __init__(self, address: tuple[str, int], number: int, tokens: int) -> None:
         messages = [{"role": "user", "content": QUESTION.format(number)}]
-        asked = {"model": "chat", "messages": messages, "max_tokens": tokens, "stream": True}
+        asked: dict[str, Any] = {"model": "chat", "messages": messages, "max_tokens": tokens, "stream": True}
         asked |= {"temperature": 0, "ignore_eos": True}  # as the engine's round
-        connection.request("POST", "/v1/chat/completions", json.dumps(asked), {"Content-Type": "application/json"})
-        reply, last, count = connection.getresponse(), 0.0, 0
-        while line := reply.readline():
-            if b'"content":' in line and b'"role"' not in line:
-                now = time.perf_counter()
-                gaps.extend([now - last] if last else [])
-                last, count = now, count + 1
-        counts.append(count)
-        connection.close()
+        body = json.dumps(asked).encode()
+        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        self.socket = socket.create_connection(address)
+        self.socket.sendall(head.encode() + body)
+        self.socket.setblocking(False)
+        self.gaps: list[float] = []
+        self.events = 0
+        self._last, self._end = 0.0, b""
 
-    threads = [threading.Thread(target=chat, args=(i,)) for i in range(clients)]
-    started, busy = time.perf_counter(), cpu_seconds(pid)
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    spent, busy = time.perf_counter() - started, cpu_seconds(pid) - busy
-    p99 = 1000 * sorted(gaps)[int(0.99 * len(gaps))] if gaps else float("nan")
-    return {"tokens": sum(counts), "seconds": spent, "cpu": busy, "p99_between_ms": p99}
+    def read(self) -> bool:
+        """Take what is there; whether more may come."""
+        data = self.socket.recv(1 << 16)
+        if not data:
+            self.socket.close()
+            return False
+        found = (self._end[-1:] + data).count(b"\n\n")  # an event's end may be cut in two
+        self._end = (self._end + data)[-512:]
+        if found:
+            now = time.perf_counter()
+            if self._last:
+                self.gaps.append(now - self._last)
+            self._last = now
+            self.events += found
+        return True
+
+    @property
+    def tokens(self) -> int:
+        """The events but for those of the role, of the end, and [DONE]."""
+        assert b"[DONE]" in self._end, f"an answer failed: {self._end.decode(errors='replace')}"
+        return self.events - 3
+
+
+def server_round(url: str, pid: int, clients: int, tokens: int) -> dict[str, Any]:
+    """All clients at once, each on a connection, in this thread; times between what each of them gets."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    before, started, own = cpu_by_thread(pid), time.perf_counter(), time.process_time()
+    waiting = select.epoll()
+    active = {}
+    for i in range(clients):
+        client = Client((host, int(port)), i, tokens)
+        active[client.socket.fileno()] = client
+        waiting.register(client.socket.fileno(), select.EPOLLIN)
+    every = list(active.values())
+    while active:
+        for number, _ in waiting.poll():
+            if not active[number].read():
+                del active[number]
+    spent, own = time.perf_counter() - started, time.process_time() - own
+    threads = {name: busy - before.get(name, 0.0) for name, busy in cpu_by_thread(pid).items()}
+    threads = {name: busy for name, busy in threads.items() if busy}
+    gaps = sorted(gap for client in every for gap in client.gaps)
+    made = sum(client.tokens for client in every)
+    p99 = 1000 * gaps[int(0.99 * len(gaps))] if gaps else float("nan")
+    return {
+        "tokens": made,
+        "seconds": spent,
+        "cpu": sum(threads.values()),
+        "p99_between_ms": p99,
+        "cpu_us_a_token": {name: round(1e6 * busy / made) for name, busy in (*threads.items(), ("client", own))},
+    }
 
 
 def main() -> None:
@@ -78,6 +117,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--trusted", action="store_true", help="the model in the server's own process")
     parser.add_argument("--engine-only", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.engine_only:
@@ -88,7 +128,8 @@ def main() -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     pipe = subprocess.PIPE
     rows: dict[str, list[dict[str, Any]]] = {"engine": [], "server": []}
-    with running_server(f"chat={given.model}") as (pid, url):
+    flags = ["--trusted"] if given.trusted else []
+    with running_server(f"chat={given.model}", *flags) as (pid, url):
         server_round(url, pid, given.clients, 4)
         engine = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment, cwd=ROOT)
         assert engine.stdin is not None

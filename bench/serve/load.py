@@ -49,14 +49,29 @@ def processes(root: int) -> list[int]:
 
 def cpu_seconds(root: int) -> float:
     """User and system time of a process and its descendants so far."""
-    total = 0
+    return sum(_ticks(Path(f"/proc/{pid}/stat")) for pid in processes(root)) / _TICK
+
+
+def cpu_by_thread(root: int) -> dict[str, float]:
+    """The same of each thread that runs, by the process and the thread's name."""
+    found: dict[str, float] = {}
     for pid in processes(root):
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        total += int(fields[11]) + int(fields[12])
-    return total / _TICK
+        for task in Path(f"/proc/{pid}/task").glob("*"):
+            try:
+                name = "main" if task.name == str(pid) else (task / "comm").read_text().strip()
+            except OSError:
+                continue
+            key = f"{pid} {name}"
+            found[key] = found.get(key, 0.0) + _ticks(task / "stat") / _TICK
+    return found
+
+
+def _ticks(stat: Path) -> int:
+    try:
+        fields = stat.read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return int(fields[11]) + int(fields[12])
 
 
 def closed_loop(

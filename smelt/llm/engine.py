@@ -49,6 +49,7 @@ class Engine:
         self._spare = spare
         self.scheduler = Scheduler(pool.pages, step.most, sequences)
         self.steps = 0
+        self.after_step: Callable[[], object] = lambda: None  # called when the tokens of a step were given out
         self._step = step
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -301,6 +302,7 @@ class Engine:
             if request.finish is not None:
                 with self._changed:
                     self.scheduler.remove(request)
+        self.after_step()
 
     def _compute(self, batch: Batch, tokens: Any) -> Rows:
         if not len(batch.rows):  # a program has at least one row

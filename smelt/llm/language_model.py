@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -133,6 +133,10 @@ class LanguageModel:
     def stream_to(self, prompt: Prompt, **options: Any) -> EmittedRun:
         """The same for a function that is called with each piece: `.start(emit)`."""
         return EmittedRun(self._engine, self._requests(prompt, options))
+
+    def on_step(self, act: Callable[[], object]) -> None:
+        """Have a function called on the engine's thread when the pieces of a step were given out."""
+        self._engine.after_step = act
 
     def chat(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Any] | None = None, **options: Any

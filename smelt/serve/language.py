@@ -100,13 +100,14 @@ class _Counted:
 
 
 class Generation:
-    """One running answer. Iterate for tokens; afterwards `finish` and the counts are there. It must be cancelled by
-    who does not iterate to the end."""
+    """One running answer. Iterate for tokens, or `take` several at once; at the end `finish` and the counts are there.
+    It must be cancelled by who does not go to the end."""
 
     def __init__(self, opened: Opened, prompt: Sequence[int], run: TextRun) -> None:
         self.opened, self.prompt, self._run = opened, prompt, run
         self._counted = _Counted(opened.texts, opened.stats)
-        self._started = time.perf_counter()
+        opened.stats.prompt_tokens += len(prompt)
+        self._started = self._last = time.perf_counter()
         self.first = 0.0  # seconds to the first token
         self.tokens = 0
         self.text = ""
@@ -122,26 +123,36 @@ class Generation:
         return self._run.said
 
     async def __aiter__(self) -> AsyncGenerator[Token, None]:
-        stats, last = self.opened.stats, self._started
-        stats.prompt_tokens += len(self.prompt)
         try:
-            async for piece in self._run:
-                now = time.perf_counter()
-                (stats.between_tokens if self.tokens else stats.first_token).add(now - last)
-                if not self.tokens:
-                    self.first = now - last
-                last = now
-                self.tokens += 1
-                stats.generated_tokens += 1
-                self.text += piece.text
-                self.pieces.append(piece)
-                yield piece
-            if self.finish == "deadline":
-                raise DeadlineError(f"{self.opened.name}: the answer took too long")
-            stats.latency.add(time.perf_counter() - self._started)
-            self._counted.end(True)
+            while pieces := await self.take():
+                for piece in pieces:
+                    yield piece
         finally:
             self.cancel()
+
+    async def take(self) -> list[Token]:
+        """The next tokens: those that are there, at least one. Empty at the end."""
+        pieces = await self._run.take()
+        if pieces:
+            self._note(pieces)
+            return pieces
+        if self.finish == "deadline":
+            raise DeadlineError(f"{self.opened.name}: the answer took too long")
+        self.opened.stats.latency.add(time.perf_counter() - self._started)
+        self._counted.end(True)
+        return []
+
+    def _note(self, pieces: Sequence[Token]) -> None:
+        stats, now = self.opened.stats, time.perf_counter()
+        for piece in pieces:
+            (stats.between_tokens if self.tokens else stats.first_token).add(now - self._last)
+            if not self.tokens:
+                self.first = now - self._last
+            self._last = now
+            self.tokens += 1
+            self.text += piece.text
+            self.pieces.append(piece)
+        stats.generated_tokens += len(pieces)
 
     async def complete(self) -> Generation:
         async for _ in self:

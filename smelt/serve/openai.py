@@ -36,6 +36,7 @@ from smelt.serve.text_model import About, Token
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 _dump = msgspec.json.Encoder().encode
+NO_TOKEN = Token(0, "")
 
 
 class StreamOptions(msgspec.Struct):
@@ -280,6 +281,7 @@ class Form(ABC):
     """How pieces and whole answers look."""
 
     prefix = object = chunk = ""
+    field = b""  # of a piece, before its text
 
     held = False  # whether pieces are held back until the answer is whole
 
@@ -301,6 +303,7 @@ class Form(ABC):
 
 class Chat(Form):
     prefix, object, chunk = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+    field = b'"content":'
 
     def __init__(self, logprobs: bool, convention: Convention | None = None) -> None:
         super().__init__(logprobs)
@@ -364,6 +367,7 @@ class Chat(Form):
 
 class Completion(Form):
     prefix, object, chunk = "cmpl-", "text_completion", "text_completion"
+    field = b'"text":'
 
     def whole(self, index: int, run: Generation) -> dict[str, Any]:
         text = self.echoes[index] + run.text
@@ -403,12 +407,19 @@ async def _events(
         opening = form.first(i)
         if opening is not None:
             yield event([opening])
+    plain = [b"" if form.logprobs else event([form.piece(i, NO_TOKEN, run)]) for i, run in enumerate(runs)]
+    parts = [each.rpartition(form.field + b'""') for each in plain]  # around the text, which alone differs
     try:
-        async for index, token in _interleave(runs):
-            if token is None:
+        async for index, tokens in _interleave(runs):
+            if tokens is None:
                 yield event([form.last(index, runs[index])])
-            elif not form.held:
-                yield event([form.piece(index, token, runs[index])])
+            elif form.held:
+                continue
+            elif form.logprobs:
+                yield b"".join([event([form.piece(index, token, runs[index])]) for token in tokens])
+            else:
+                before, _, after = parts[index]
+                yield b"".join([b"%b%b%b%b" % (before, form.field, _dump(each.text), after) for each in tokens])
     except Exception as error:
         yield b"data: " + openai_problem(explain_failure(error, runs)).body + b"\n\n"
         return
@@ -417,19 +428,19 @@ async def _events(
     yield b"data: [DONE]\n\n"
 
 
-async def _interleave(runs: Sequence[Generation]) -> AsyncGenerator[tuple[int, Token | None], None]:
-    """The tokens of answers as they come, each with the index of its answer; None where one has ended."""
+async def _interleave(runs: Sequence[Generation]) -> AsyncGenerator[tuple[int, list[Token] | None], None]:
+    """The tokens of answers as they come, with the index of their answer; None where one has ended."""
     if len(runs) == 1:  # without a task for each
-        async for token in runs[0]:
-            yield 0, token
+        while tokens := await runs[0].take():
+            yield 0, tokens
         yield 0, None
         return
-    queue: asyncio.Queue[tuple[int, Token | Exception | None]] = asyncio.Queue()
+    queue: asyncio.Queue[tuple[int, list[Token] | Exception | None]] = asyncio.Queue()
 
     async def follow(index: int, run: Generation) -> None:
         try:
-            async for token in run:
-                queue.put_nowait((index, token))
+            while tokens := await run.take():
+                queue.put_nowait((index, tokens))
             queue.put_nowait((index, None))
         except Exception as error:
             queue.put_nowait((index, error))

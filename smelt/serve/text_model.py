@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -20,6 +22,7 @@ from smelt.dtype import Array
 from smelt.errors import UnsupportedError
 from smelt.llm import CrossEncoder, EmbeddingModel, LanguageModel, Piece
 from smelt.llm.stream import EmittedRun
+from smelt.serve.mailbox import Mailbox
 
 CHAT, EMBEDDING, RANKING = "chat", "embedding", "ranking"
 Text = Annotated[str, msgspec.Meta(max_length=1 << 16)]  # of one token
@@ -72,14 +75,15 @@ class Scores(msgspec.Struct, array_like=True, frozen=True):
 
 
 class TextRun(ABC):
-    """One running answer. Iterate for tokens; afterwards `finish` is there, and `said` if it was asked for: the answer
-    with its special tokens."""
+    """One running answer. At its end `finish` is there, and `said` if it was asked for: the answer with its special
+    tokens."""
 
     finish = "length"
     said = ""
 
     @abstractmethod
-    def __aiter__(self) -> AsyncGenerator[Token, None]: ...
+    async def take(self) -> list[Token]:
+        """The next tokens: those that are there, at least one. Empty at the end."""
 
     @abstractmethod
     def cancel(self) -> None:
@@ -128,6 +132,7 @@ class LocalTexts(TextModel):
     def __init__(self, model: Any) -> None:
         self._model = model
         self.about = _describe(model)
+        self._deliveries = Deliveries()
 
     async def prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> list[int]:
         arguments = {"tools": list(tools)} if tools else {}
@@ -157,7 +162,13 @@ class LocalTexts(TextModel):
         return Scores(logits.tolist(), tokens)
 
     async def generate(self, prompt: Sequence[int], options: Mapping[str, Any], said: bool) -> TextRun:
-        return _LocalRun(await self.prepare(prompt, options, said))
+        run = await self.prepare(prompt, options, said)
+        self.on_step(self._deliveries.send)
+        return _LocalRun(run, self._deliveries)
+
+    def on_step(self, act: Callable[[], object]) -> None:
+        """Have a function called on the engine's thread when the tokens of a step were emitted."""
+        self._of(LanguageModel).on_step(act)
 
     async def prepare(self, prompt: Sequence[int], options: Mapping[str, Any], said: bool) -> Emitted:
         """An answer that has not begun. Mistakes in the options are raised here."""
@@ -229,27 +240,51 @@ class Emitted:
         self._run.cancel()
 
 
-class _LocalRun(TextRun):
-    def __init__(self, run: Emitted) -> None:
-        self._run = run
+class Deliveries:
+    """Tokens on their way from the engine's thread to event loops: one message for all of a step."""
 
-    async def __aiter__(self) -> AsyncGenerator[Token, None]:
-        loop = asyncio.get_running_loop()
-        tokens: asyncio.Queue[Token | None] = asyncio.Queue()
+    def __init__(self) -> None:
+        self._made: deque[tuple[_LocalRun, Token | None]] = deque()
 
-        def emit(token: Token | None) -> None:
+    def add(self, run: _LocalRun, token: Token | None) -> None:
+        self._made.append((run, token))
+        if token is None:  # not every answer ends with a step
+            self.send()
+
+    def send(self) -> None:
+        found: dict[asyncio.AbstractEventLoop, list[tuple[_LocalRun, Token | None]]] = {}
+        while self._made:
+            run, token = self._made.popleft()
+            found.setdefault(run.loop, []).append((run, token))
+        for loop, items in found.items():
             with suppress(RuntimeError):  # the loop is closed: no one waits
-                loop.call_soon_threadsafe(tokens.put_nowait, token)
+                loop.call_soon_threadsafe(_deliver, items)
 
-        try:
-            self._run.start(emit)
-            while (token := await tokens.get()) is not None:
-                yield token
+
+def _deliver(items: Sequence[tuple[_LocalRun, Token | None]]) -> None:
+    for run, token in items:
+        run.box.put(token)
+
+
+class _LocalRun(TextRun):
+    def __init__(self, run: Emitted, deliveries: Deliveries) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.box: Mailbox[Token | None] = Mailbox()
+        self._run, self._deliveries = run, deliveries
+        self._is_started = self._is_over = False
+
+    async def take(self) -> list[Token]:
+        if not self._is_started:
+            self._is_started = True
+            self._run.start(partial(self._deliveries.add, self))
+        found = [] if self._is_over else await self.box.take()
+        self._is_over = self._is_over or found[-1] is None
+        tokens = [each for each in found if each is not None]
+        if not tokens:
             if self._run.error is not None:
                 raise self._run.error
             self.finish, self.said = self._run.finish, self._run.said
-        finally:
-            self.cancel()
+        return tokens
 
     def cancel(self) -> None:
         self._run.cancel()

@@ -13,7 +13,7 @@ import logging
 import socket
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -35,6 +35,7 @@ from smelt.serve.isolation.packets import (
 )
 from smelt.serve.isolation.remote import RemoteModel
 from smelt.serve.isolation.restarts import MOST_PAUSE, Restarts
+from smelt.serve.mailbox import Mailbox
 from smelt.serve.problems import RequestError, TooLargeError, UnavailableError
 from smelt.serve.text_model import Scores, TextModel, TextRun, Token, Vectors
 
@@ -49,12 +50,13 @@ FINISHES = ("stop", "length", "deadline", "cancelled")
 class _Exchange:
     """A request and what the worker says to it. `left`: tokens that may come; None: one result."""
 
-    __slots__ = ("_has_begun", "events", "left", "longest", "number", "overdue")
+    __slots__ = ("_has_begun", "_taken", "events", "left", "longest", "number", "overdue")
 
     def __init__(self, number: int, left: int | None, longest: int, timeout: float | None) -> None:
         self.number, self.left, self.longest = number, left, longest  # bytes of a result
         self._has_begun = False
-        self.events: asyncio.Queue[Event | Exception] = asyncio.Queue()
+        self._taken: list[Event | Exception] = []
+        self.events: Mailbox[Event | Exception] = Mailbox()
         self.overdue = None if timeout is None else time.monotonic() + timeout + GRACE
 
     def take(self, event: Event) -> bool:
@@ -73,16 +75,39 @@ class _Exchange:
             case Wrong():
                 fits = True
         if fits:
-            self.events.put_nowait(event)
+            self.events.put(event)
         return fits
 
     async def next(self) -> Event:
-        found = await self.events.get()
-        if isinstance(found, Wrong):
-            raise error_of(dict(found.error))
-        if isinstance(found, Exception):
-            raise found
-        return found
+        """The first event that came. Nothing comes after it before it was taken but the tokens of an answer."""
+        if not self._taken:
+            self._taken = await self.events.take()
+        return _event_of(self._taken.pop(0))
+
+    async def tokens(self) -> list[Token] | Finished:
+        """The tokens that came, at least one; or how the answer ended."""
+        if not self._taken:
+            self._taken = await self.events.take()
+        found, last = [], len(self._taken)
+        for i, event in enumerate(self._taken):
+            if not isinstance(event, Said):
+                last = i
+                break
+            found.append(event.token)
+        self._taken = self._taken[last:]
+        if found:
+            return found
+        end = _event_of(self._taken[0])
+        assert isinstance(end, Finished)
+        return end
+
+
+def _event_of(found: Event | Exception) -> Event:
+    if isinstance(found, Wrong):
+        raise error_of(dict(found.error))
+    if isinstance(found, Exception):
+        raise found
+    return found
 
 
 class RemoteTexts(TextModel):
@@ -290,7 +315,7 @@ class RemoteTexts(TextModel):
     def _fail_all(self, why: str) -> None:
         exchanges, self._exchanges = self._exchanges, {}
         for each in exchanges.values():
-            each.events.put_nowait(self._gone_error(f"is gone: {why}" if why else "ended while it ran the request"))
+            each.events.put(self._gone_error(f"is gone: {why}" if why else "ended while it ran the request"))
 
     async def drain(self, seconds: float) -> None:
         await super().drain(seconds)
@@ -309,15 +334,13 @@ class _RemoteRun(TextRun):
     def __init__(self, texts: RemoteTexts, exchange: _Exchange) -> None:
         self._texts, self._exchange = texts, exchange
 
-    async def __aiter__(self) -> AsyncGenerator[Token, None]:
-        try:
-            while not isinstance(event := await self._exchange.next(), Finished):
-                assert isinstance(event, Said)
-                yield event.token
-            self.finish = event.finish if event.finish in FINISHES else "stop"
-            self.said = event.said
-        finally:
-            self.cancel()
+    async def take(self) -> list[Token]:
+        found = await self._exchange.tokens()
+        if isinstance(found, list):
+            return found
+        self.finish = found.finish if found.finish in FINISHES else "stop"
+        self.said = found.said
+        return []
 
     def cancel(self) -> None:
         self._texts.stop(self._exchange)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,13 +24,13 @@ from smelt.serve.isolation.channel import ClosedError, pair
 from smelt.serve.isolation.packets import Answered, Ask, Begun, Event, Finished, Packets, Said, Stop, Wrong, to_raw
 from smelt.serve.isolation.remote import is_supported
 from smelt.serve.isolation.remote_texts import RemoteTexts
-from smelt.serve.isolation.text_worker import TextWorker, make_loop
+from smelt.serve.isolation.text_worker import Outbox, TextWorker, make_loop
 from smelt.serve.language import Generation, cancel_all
 from smelt.serve.models import Version
 from smelt.serve.openai import Chat, _events
 from smelt.serve.problems import RequestError, UnavailableError
 from smelt.serve.stats import ModelStats
-from smelt.serve.text_model import About, LocalTexts, Scores, Token, Vectors
+from smelt.serve.text_model import About, LocalTexts, Scores, TextRun, Token, Vectors
 from tests.unit.serve.client import Client, model, serving
 from tests.unit.serve.language_models import write_language_models
 
@@ -52,6 +54,13 @@ def client(folder: Path) -> Iterator[Client]:
 
 def version(client: Client, name: str = "tiny") -> Version:
     return client.app.catalogue.get(name)
+
+
+async def read_to_end(run: TextRun) -> list[Token]:
+    found: list[Token] = []
+    while tokens := await run.take():
+        found += tokens
+    return found
 
 
 async def ask_stopped(client: Client) -> tuple[asyncio.Task[Any], int]:
@@ -252,8 +261,7 @@ def test_a_worker_that_says_what_it_must_not_is_replaced(say: Callable[[int], li
             asked = await asked_of(packets)
             packets.send(say(asked.number))
             with pytest.raises(UnavailableError):
-                async for _ in await task:
-                    pass
+                await read_to_end(await task)
             await texts._restarts.wait()
             return happened
 
@@ -406,8 +414,7 @@ def test_requests_do_not_wait_for_a_worker_that_does_not_start(monkeypatch: pyte
             texts._restarts._failures = 1
             packets.socket.close()
             with pytest.raises(UnavailableError, match="ended while"):
-                async for _ in first.result():
-                    pass
+                await read_to_end(first.result())
             assert texts._restarts._failures > 1, "to begin is no success"
             for _ in range(2):
                 with pytest.raises(UnavailableError, match="keeps ending"):
@@ -465,34 +472,120 @@ def test_what_is_no_message_is_refused() -> None:
 # ---- the worker's loop, in a thread of the test ----
 
 
-def test_a_stopped_answer_ends_in_the_engine(folder: Path) -> None:
+@contextmanager
+def running_worker(local: smelt.llm.LanguageModel) -> Iterator[Packets]:
+    """The server's end of a worker that runs in a thread."""
     loop = make_loop()
     ours, theirs = pair()
-    with smelt.llm.load(folder / "tiny", engine="reference") as local:
-        worker = TextWorker(LocalTexts(local), Packets(theirs), loop)
-        thread = threading.Thread(target=worker.run)
-        thread.start()
-        try:
-            packets = Packets(ours)
-            options = {"max_tokens": 400, "ignore_end": True}
-            packets.send(Ask(1, "generate", {"prompt": [1, 2], "options": options, "said": False}))
-            heard: list[Event] = []
-            while len(heard) < 3:
-                heard += packets.receive_events()
-            assert heard[0] == Begun(1)
-            packets.send(Stop(1))
-            packets.send(Ask(2, "generate", {"prompt": [1], "options": {"max_tokens": 2}, "said": True}))
-            while not any(isinstance(each, Finished) and each.number == 2 for each in heard):
-                heard += packets.receive_events()
-            assert Finished(1, "cancelled", "") in heard
-            assert sum(isinstance(each, Said) and each.number == 1 for each in heard) < 100
-            packets.send(Ask(3, "generate", {"prompt": [], "options": {"max_tokens": 2}, "said": False}))
-            (wrong,) = packets.receive_events()
-            assert isinstance(wrong, Wrong)
-            assert wrong.error["error"] == "RunError"
-        finally:
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join()
-            loop.close()
-            ours.close()
-            theirs.close()
+    thread = threading.Thread(target=TextWorker(LocalTexts(local), Packets(theirs), loop).run)
+    thread.start()
+    try:
+        yield Packets(ours)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+        ours.close()
+        theirs.close()
+
+
+def asked_to_generate(number: int, tokens: int, says: bool = False) -> Ask:
+    options = {"max_tokens": tokens, "ignore_end": True}
+    return Ask(number, "generate", {"prompt": [1, 2], "options": options, "said": says})
+
+
+def test_a_stopped_answer_ends_in_the_engine(folder: Path) -> None:
+    with smelt.llm.load(folder / "tiny", engine="reference") as local, running_worker(local) as packets:
+        packets.send(asked_to_generate(1, 400))
+        heard: list[Event] = []
+        while len(heard) < 3:
+            heard += packets.receive_events()
+        assert heard[0] == Begun(1)
+        packets.send(Stop(1))
+        packets.send(asked_to_generate(2, 2, True))
+        while not any(isinstance(each, Finished) and each.number == 2 for each in heard):
+            heard += packets.receive_events()
+        assert Finished(1, "cancelled", "") in heard
+        assert sum(isinstance(each, Said) and each.number == 1 for each in heard) < 100
+        packets.send(Ask(3, "generate", {"prompt": [], "options": {"max_tokens": 2}, "said": False}))
+        (wrong,) = packets.receive_events()
+        assert isinstance(wrong, Wrong)
+        assert wrong.error["error"] == "RunError"
+
+
+def test_the_tokens_of_a_step_come_in_one_packet(folder: Path) -> None:
+    with smelt.llm.load(folder / "tiny", engine="reference") as local, running_worker(local) as packets:
+        engine = local._engine
+        engine._guests = 1  # no step before all are there
+        for i in (1, 2, 3):
+            packets.send(asked_to_generate(i, 8))
+        while len(engine.scheduler.waiting) < 3:
+            time.sleep(0.001)
+        with engine._changed:
+            engine._guests = 0
+            engine._changed.notify_all()
+        ended, sizes = 0, []
+        while ended < 3:
+            events = packets.receive_events()
+            ended += sum(isinstance(each, Finished) for each in events)
+            sizes.append(sum(isinstance(each, Said) for each in events))
+        assert sum(sizes) == 24
+        assert sizes.count(3) >= 7
+
+
+def test_an_answer_whose_end_cannot_be_told_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with smelt.llm.load(folder / "tiny", engine="reference") as local, running_worker(local) as packets:
+
+        def fail(*_: Any, **__: Any) -> str:
+            raise KeyError("no such token")
+
+        monkeypatch.setattr(local.tokenizer, "decode", fail)
+        packets.send(asked_to_generate(1, 2, says=True))
+        heard: list[Event] = []
+        while not isinstance(heard[-1] if heard else None, Wrong | Finished):
+            heard += packets.receive_events()
+        assert isinstance(heard[-1], Wrong)
+        assert "KeyError" in heard[-1].error["got"]
+
+
+def test_events_wait_for_a_slow_server_and_keep_their_order() -> None:
+    ours, theirs = pair()
+    with ours, theirs:
+        outbox = Outbox(Packets(theirs))
+        given = [Said(i, Token(i, "x" * 5000)) for i in range(400)]  # more than the socket holds
+        for event in given[:200]:
+            outbox.put(event)
+        for event in given[200:399]:
+            outbox.add(event)
+        outbox.put(given[399])
+        heard: list[Event] = []
+        while len(heard) < 400:
+            heard += Packets(ours).receive_events()
+        assert heard == given
+        lone = "\ud800"  # no Unicode text
+        outbox.add(Said(1, Token(1, lone)))
+        outbox.put(given[2])
+        wrong, right = Packets(ours).receive_events()
+        assert isinstance(wrong, Wrong)
+        assert (wrong.number, right) == (1, given[2])
+        outbox.close()
+
+
+def test_tokens_that_come_together_are_events_of_their_own() -> None:
+    async def work() -> list[bytes]:
+        async with played() as (texts, packets, _):
+            opened: Any = SimpleNamespace(name="played", stats=ModelStats(), texts=texts)
+            task = asyncio.create_task(texts.generate([1], {"max_tokens": 3}, False))
+            number = (await asked_of(packets)).number
+            said = [Said(number, Token(i, text)) for i, text in enumerate(('a"', "", "\n\u00e9"))]
+            packets.send([Begun(number), *said, Finished(number, "stop", "")])
+            run = Generation(opened, [1], await task)
+            return [line async for line in _events([run], Chat(False), {"id": '"content":""'}, True)]
+
+    lines = b"".join(asyncio.run(asyncio.wait_for(work(), 60))).decode().strip().split("\n\n")
+    assert lines[-1] == "data: [DONE]"
+    found = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+    deltas = [each["choices"][0]["delta"] for each in found[:-1]]
+    assert [each.get("content") for each in deltas] == ["", 'a"', "", "\n\u00e9", None]
+    assert all(each["id"] == '"content":""' for each in found)
+    assert found[-1]["usage"]["completion_tokens"] == 3

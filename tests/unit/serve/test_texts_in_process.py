@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -298,11 +298,10 @@ def test_stop_strings_are_texts(client: Client) -> None:
 def test_a_stream_that_fails_inside_the_server_says_so(
     client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def fail(self: Generation) -> AsyncGenerator[Token, None]:
-        yield Token(5, "w5")
+    async def fail(self: Generation) -> list[Token]:
         raise KeyError("inside")
 
-    monkeypatch.setattr(Generation, "__aiter__", fail)
+    monkeypatch.setattr(Generation, "take", fail)
     asked: dict[str, Any] = {"model": "tiny", "stream": True}
     for path, given in (
         ("/v1/chat/completions", {"messages": MESSAGES}),
