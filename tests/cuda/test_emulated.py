@@ -22,7 +22,7 @@ from smelt.errors import RunError, ShapeError, SizeError, SmeltError
 from smelt.ir.blocks import BLOCKS
 from smelt.ir.interpret import run
 from smelt.ir.text import parse
-from smelt.kernel.build import paged_attention_simt
+from smelt.kernel.build import attention_simt, paged_attention_simt
 from smelt.kernel.emit import kernel_cuda
 from smelt.passes.lower_blocks import round_activations
 from smelt.run.load import every_code
@@ -255,8 +255,12 @@ def test_paged_attention(emulated: EmulatedCuda, seed: int, monkeypatch: pytest.
         np.testing.assert_array_equal(found[0][11:16], found[11])
 
 
-def test_argmax_and_attention_of_few_queries(emulated: EmulatedCuda, seed: int) -> None:
-    """Long rows in slices (ties, NaN), many keys in chunks, masked ones among them."""
+@pytest.mark.parametrize("several", [False, True])
+def test_argmax_and_attention_of_few_queries(
+    several: bool, emulated: EmulatedCuda, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long rows in slices (ties, NaN), many keys in chunks, masked ones among them; several chunks for each block."""
+    monkeypatch.setattr(attention_simt, "AT_ONCE", 1 if several else 256)
     jax = pytest.importorskip("jax")
     jnp = jax.numpy
 
@@ -276,11 +280,15 @@ def test_argmax_and_attention_of_few_queries(emulated: EmulatedCuda, seed: int) 
         (attend, (q[..., :16], k[..., :16], v[..., :16], seen)),
         (attend, (q[..., :16], k[..., :16], v[..., :16], seen[:, :1])),
         (lambda q, k, v, seen: attend(q, k.astype("float32"), v.astype("float32"), seen), (q, *halves, seen)),
+        (lambda q, k, v, seen: attend(q, k.astype("float32"), v.astype("float32"), seen), (q, *halves, seen[:, :1])),
     ]
     programs = [parse(jax.jit(function).lower(*args).as_text()) for function, args in cases]
+    cases, programs = (cases[2:], programs[2:]) if several else (cases, programs)
     for (function, args), made in zip(cases, compile_all(programs, emulated.target()), strict=True):
         assert not isinstance(made, SmeltError), made
+        before = emulated.emulated.launches
         np.testing.assert_allclose(made(*args)[0].numpy(), np.asarray(function(*args)), rtol=2e-5, atol=2e-6)
+        assert emulated.emulated.launches >= before + 2  # chunks, then all of them together
 
 
 def test_repeated_calls_replay_a_graph(emulated: EmulatedCuda) -> None:

@@ -7,6 +7,7 @@ combines the chunks in order. More queries take the blocks of `attention.py`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -38,6 +39,7 @@ from smelt.shape import Shape
 
 CHUNK, KEYS, FEW = 128, 32, ATTEND_ROWS  # keys of a block, keys in shared memory at a time, queries of a block
 THREADS = 256
+AT_ONCE, MOST_CHUNKS = 256, 8  # blocks that a GPU runs at once; chunks that a block may take one after another
 
 
 @simt_sink("smelt.attention")
@@ -50,13 +52,42 @@ def attention(nest: Nest, op: Op, output: Output) -> None:
 def _build_few(nest: Nest, attn: Attention, schedule: AttentionSchedule, here: Size, output: Output) -> None:
     axes, chunks = attn.axes, ceildiv(attn.axes.size(attn.axes.key), CHUNK)
     kept = (*attn.heads, chunks, minimum(attn.queries, FEW), attn.values + 2)
-    parts = nest.scratch(Shape("f32", *kept))
-    with nest.loops((*attn.heads, chunks * here)) as index:
-        at = dict(zip(axes.batch, index, strict=False))
-        start = nest.let(scale(index[-1], CHUNK))
-        count = attn.clip(nest, CHUNK, axes.size(axes.key), start)
-        _Chunk(nest, attn, at, start, count).write(parts, tuple(index), kept)
+    parts, several = nest.scratch(Shape("f32", *kept)), chunks_of_block(attn, chunks)
+    with nest.loops((*attn.heads, (chunks if several == 1 else chunks // several) * here)) as index:
+        at, first = dict(zip(axes.batch, index, strict=False)), nest.let(scale(index[-1], several))
+
+        def chunk(number: Expr) -> _Chunk:
+            start = nest.let(scale(number, CHUNK))
+            return _Chunk(nest, attn, at, start, attn.clip(nest, CHUNK, axes.size(axes.key), start))
+
+        seen = [chunk(nest.let(add(first, i))).is_visible() for i in range(several)]
+        if several == 1:
+            chunk(first).write(parts, tuple(index), kept, seen[0])
+        else:
+            with nest.loop(several, "ordered", fence=True) as i:
+                number = nest.let(add(first, i))
+                visible = _select(nest, i, [each for each in seen if each is not None])
+                chunk(number).write(parts, (*index[:-1], number), kept, visible)
     _join(nest, attn, parts, kept, here, output)
+
+
+def chunks_of_block(attn: Attention, chunks: Size) -> int:
+    """The chunks that a block takes, one after another: several where a GPU cannot run all at once, and where
+    it is cheap to find out which of them no query sees."""
+    axes, total = attn.axes, product(attn.heads) * chunks
+    seen = {letter for word in axes.words[3:] for letter in letters(word)}
+    if not isinstance(total, int) or not isinstance(chunks, int) or axes.key not in seen or seen & {*axes.rows}:
+        return 1
+    return max(each for each in range(1, MOST_CHUNKS + 1) if chunks % each == 0 and (each - 1) * AT_ONCE < total)
+
+
+def _select(nest: Nest, number: Expr, items: Sequence[Expr]) -> Expr:
+    """The item with a number."""
+    found = items[-1]
+    for i, each in enumerate(items[:-1]):
+        is_it = nest.apply("EQ", number, Number(i), dtype=i1)
+        found = nest.apply("select", is_it, each, found, dtype=found.dtype)
+    return found
 
 
 def _join(nest: Nest, attn: Attention, parts: int, kept: tuple[Size, ...], here: Size, output: Output) -> None:
@@ -75,8 +106,11 @@ def _join(nest: Nest, attn: Attention, parts: int, kept: tuple[Size, ...], here:
         none = nest.apply("EQ", most, Number(-inf, f32), dtype=i1)
         safe = nest.apply("select", none, Number(0.0, f32), most, dtype=f32)
         with nest.loop(chunks, "ordered", fence=True) as chunk:
-            factor = nest.apply("weight", nest.apply("subtract", item(chunk, Number(0)), safe))
-            for sum_of, value in ((total, item(chunk, Number(1))), (result, item(chunk, add(e, 2)))):
+            level = item(chunk, Number(0))
+            hidden = nest.apply("EQ", level, Number(-inf, f32), dtype=i1)  # then there are no other items
+            factor = nest.apply("weight", nest.apply("subtract", level, safe))
+            for sum_of, each in ((total, item(chunk, Number(1))), (result, item(chunk, add(e, 2)))):
+                value = nest.apply("select", hidden, Number(0.0, f32), each, dtype=f32)
                 nest.emit(Set(sum_of, nest.apply("fma", factor, value, nest.keep(sum_of), dtype=f32)))
         element = attn.quotient(nest, nest.keep(result), nest.keep(total))
         attn.store(nest, output, {**at, axes.value: e}, element)
@@ -117,21 +151,16 @@ class _Chunk:
     start: Expr
     count: Expr
 
-    def write(self, parts: int, place: tuple[Expr, ...], kept: tuple[Size, ...]) -> None:
-        """The chunk, or zeros where no query sees a key of it: its keys and values are not read then."""
-        nest, visible = self.nest, self.is_visible()
+    def write(self, parts: int, place: tuple[Expr, ...], kept: tuple[Size, ...], visible: Expr | None) -> None:
+        """The chunk, or a maximum of -inf alone where it is not visible: its keys and values are not read then."""
+        nest = self.nest
         if visible is None:
             self.attend(parts, place, kept)
             return
         with nest.guard(visible):
             self.attend(parts, place, kept)
-        with nest.guard(nest.apply("not", visible, dtype=i1)):
-            wide = self.attn.values + 2
-            with nest.loop(self.attn.queries * wide, "lane") as item:
-                query, e = (nest.let(each) for each in split(item, wide))
-                best = nest.apply("EQ", e, Number(0), dtype=i1)
-                none = nest.apply("select", best, Number(-inf, f32), Number(0.0, f32), dtype=f32)
-                nest.store(parts, flat((*place, query, e), kept), none)
+        with nest.guard(nest.apply("not", visible, dtype=i1)), nest.loop(self.attn.queries, "lane") as query:
+            nest.store(parts, flat((*place, query, Number(0)), kept), Number(-inf, f32))
 
     def is_visible(self) -> Expr | None:
         """Whether masks leave a key of the chunk to some query; None where that cannot be found out cheaply."""
@@ -192,11 +221,7 @@ class _Chunk:
         with nest.loop(self.attn.queries, "lane") as number:
             here = flat((*place, number, Number(0)), kept)
             for i, each in enumerate((best, total)):
-                found = each[-1]
-                for query, one in enumerate(each[:-1]):
-                    is_it = nest.apply("EQ", number, Number(query), dtype=i1)
-                    found = nest.apply("select", is_it, one, found, dtype=f32)
-                nest.store(parts, add(here, i), found)
+                nest.store(parts, add(here, i), _select(nest, number, each))
 
     def multiply_keys(self, scores: str) -> None:
         """Products of all queries with all keys on tensor cores, then masks."""
