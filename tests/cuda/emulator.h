@@ -118,6 +118,7 @@ template <int N> static void smelt_copy_wait() {
   }
 }
 static void smelt_await() {}
+static void smelt_prefetch(const void *) {}
 template <class W = smelt_words> static W smelt_read(const void *from) { return *(const W *)from; }
 template <class W = smelt_words> static W smelt_stream(const void *from) { return *(const W *)from; }
 #ifdef SMELT_WGMMA

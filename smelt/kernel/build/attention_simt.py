@@ -231,13 +231,20 @@ class _Chunk:
         a = Slice(Place(queries, Number(0)), (rows, Number(1), Amount(depth)), (Number(depth), Number(0), Number(1)))
         keys = element_place(nest, attn.op, attn.op.operands[1], self.first_index(1, axes.depth))
         b = Slice(keys, (Amount(depth), self.count), (Number(1), Amount(letter_stride(nest, attn, 1, axes.key))))
-        nest.emit(Mma(_sums(scores, (rows, self.count), CHUNK), a, b, KEYS_BF16))
+        nest.emit(Mma(_sums(scores, (rows, self.count), CHUNK), a, b, KEYS_BF16, prefetch=self.adjacent_values()))
         if attn.numbers.softcap or attn.numbers.roles[3:]:
             with nest.loop(attn.queries * CHUNK, "lane") as item:
                 query, j = (nest.let(each) for each in split(item, CHUNK))
                 with nest.guard(nest.less(j, self.count)):
                     place = {**self.at, **attn.apart(query), axes.key: add(self.start, j)}
                     nest.write(scores, item, attn.mask(nest, attn.cap(nest, nest.read(scores, item, f32)), place))
+
+    def adjacent_values(self) -> Place | None:
+        """The first of the values, where they are adjacent and as many as the elements of the keys."""
+        nest, attn, axes = self.nest, self.attn, self.attn.axes
+        if attn.depth != attn.values or letter_stride(nest, attn, 2, axes.key) != attn.values:
+            return None
+        return element_place(nest, attn.op, attn.op.operands[2], self.first_index(2, axes.value))
 
     def multiply_values(self, scores: str, parts: int, place: tuple[Expr, ...], kept: tuple[Size, ...]) -> None:
         """Weights times values on tensor cores."""

@@ -31,6 +31,7 @@ from smelt.kernel.loops.grammar import (
     Load,
     Mma,
     Number,
+    Place,
     Quotient,
     Remainder,
     Set,
@@ -443,6 +444,9 @@ class StagePrinter(Printer):
                 ([self.expr(mma.b.strides[1])], (10, 11, 12)) if mma.form is KEYS_BF16 else ([], (7, 9, 10, 11))
             )
             listed = [LANE, "smelt_shared", *(given[i] for i in (0, 1, 3, 6)), *side, *(given[i] for i in order)]
+            if mma.form is KEYS_BF16:
+                later, kind = mma.prefetch, math.storage(mma.form.right)
+                listed.append(self.address(later, kind) if isinstance(later, Place) else "0")
             return f"{attend_call(mma.form, depth)}({', '.join(listed)});"
         if self.alone or self.stage.group == "warp" or mma.form not in TILED:
             return f"{MMA}{name}({self.members}, {', '.join(given)});"

@@ -49,6 +49,7 @@ inline smelt_words smelt_read(const void *from) {  // 16 bytes, now: no compiler
       : "=r"(to.x[0]), "=r"(to.x[1]), "=r"(to.x[2]), "=r"(to.x[3]) : "l"(from) : "memory");
   return to;
 }
+inline void smelt_prefetch(const void *from) { asm volatile("prefetch.global.L2 [%0];" :: "l"(from)); }
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define SMELT_WGMMA 1
 inline void smelt_wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -200,11 +201,16 @@ template <int TILES, class L> inline void smelt_few(int lane, char *ring, i64 ro
 """
 ATTEND = """\
 // Queries [row, depth] by keys [key, depth]: a warp takes 16 keys at a time. The parts of the queries are in the ring.
+// Each of the three bf16 of a query has a sum of its own. `next`: adjacent elements that are read afterwards, or null.
 template <int DEPTH> inline void smelt_keys(int lane, char *ring, i64 rows, const f32 *a, i64 row, const ui16 *b,
-    i64 key, f32 *acc, i64 width, i64 columns) {
+    i64 key, f32 *acc, i64 width, i64 columns, const ui16 *next) {
   enum { AT_ONCE = DEPTH < 128 ? DEPTH / 32 : 4, EACH = DEPTH / 8 };
   const int warp = lane / 32, group = lane % 32 / 4, member = lane % 4;
   smelt_words *const parts = (smelt_words *)ring;
+  for (i64 at = 64 * lane; at < columns * DEPTH; at += 64 * 256) {  // 128 bytes
+    smelt_prefetch(b + at / DEPTH * key + at % DEPTH);
+    if (next) smelt_prefetch(next + at);
+  }
   for (int at = lane; at < rows * EACH; at += 256) {
     smelt_words x[3];
     smelt_left<f32>::words(a + at / EACH * row + at % EACH * 8, x);
@@ -213,7 +219,7 @@ template <int DEPTH> inline void smelt_keys(int lane, char *ring, i64 rows, cons
   }
   __syncthreads();
   for (i64 first = 16 * warp; first < columns; first += 128) {
-    f32 sum[4] = {};
+    f32 sum[3][4] = {};
     const ui16 *from[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -240,14 +246,14 @@ template <int DEPTH> inline void smelt_keys(int lane, char *ring, i64 rows, cons
             const ui32 z[4] = {y[s][0].x[2 * half], y[s][1].x[2 * half],
                                y[s][0].x[2 * half + 1], y[s][1].x[2 * half + 1]};
 #pragma unroll
-            for (int p = 0; p < 3; p++) smelt_mma_sync(sum, z, x[p].x + 2 * half);
+            for (int p = 0; p < 3; p++) smelt_mma_sync(sum[p], z, x[p].x + 2 * half);
           }
         }
     }
 #pragma unroll
     for (int e = 0; e < 4; e++) {
       const i64 r = 2 * member + e % 2, c = first + group + e / 2 * 8;
-      if (r < rows && c < columns) acc[r * width + c] = sum[e];
+      if (r < rows && c < columns) acc[r * width + c] = sum[0][e] + (sum[1][e] + sum[2][e]);
     }
   }
 }
