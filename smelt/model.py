@@ -19,10 +19,11 @@ from smelt.dtype import Array
 from smelt.engine import check_names, compile_with_first
 from smelt.engine.footprint import Budget, Limited
 from smelt.engine.native import NativeEngine
+from smelt.engine.protocol import Engine
 from smelt.engine.sample import sample_inputs
 from smelt.engine.store import recompile, store_weights
 from smelt.engine.tune import tune as tune_program
-from smelt.engine_api import Engine, Executable
+from smelt.engine_api import Executable
 from smelt.errors import UnsupportedError
 from smelt.ir.core import Program
 from smelt.ir.verify import assumes_broadcasts

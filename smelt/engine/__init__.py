@@ -10,8 +10,9 @@ from smelt.device.registry import KINDS, find_device, is_device
 from smelt.engine.native import NativeEngine, native_engine
 from smelt.engine.pjrt import PjrtEngine
 from smelt.engine.pjrt_mesh import MeshEngine
+from smelt.engine.protocol import Engine, Platform, choose
 from smelt.engine.reference import ReferenceEngine
-from smelt.engine_api import Engine, Executable, Platform, choose
+from smelt.engine_api import Executable
 from smelt.errors import SmeltError, UnsupportedError
 from smelt.ir.core import Program
 from smelt.mesh import Mesh

@@ -12,7 +12,7 @@ from typing import Any
 
 from smelt.dtype import Array
 from smelt.engine import platform as platform_of
-from smelt.engine_api import Platform
+from smelt.engine.protocol import Platform
 from smelt.ir.core import Program
 from smelt.llm.cross_encoder import CrossEncoder, Layer, read_head
 from smelt.llm.embedding import EmbeddingModel

@@ -15,7 +15,7 @@ import numpy as np
 
 from smelt.buffer import HostBuffer
 from smelt.dtype import Array
-from smelt.engine_api import Platform
+from smelt.engine.protocol import Platform
 from smelt.ir.core import Program
 from smelt.llm.batch import Generating, Pools, round_up
 from smelt.llm.config import PAGE, Config

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from smelt.dtype import Array, DType, bf16, f32
-from smelt.engine_api import Platform
+from smelt.engine.protocol import Platform
 from smelt.errors import RunError
 from smelt.ir.blocks import Block
 from smelt.ir.core import Program

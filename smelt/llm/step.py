@@ -23,8 +23,8 @@ from smelt.engine import platform as platform_of
 from smelt.engine.compile import Build, compile_program, mark_donated
 from smelt.engine.native import NativeEngine
 from smelt.engine.pjrt import PjrtEngine
+from smelt.engine.protocol import Placing, Platform
 from smelt.engine.store import store_build, store_program
-from smelt.engine_api import Placing, Platform
 from smelt.ir.core import Program
 from smelt.llm import step_cache
 from smelt.llm.batch import CHUNK, Batch, Decoding, Generating, HostRows, Pools, Rows, Stepping

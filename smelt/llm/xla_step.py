@@ -12,7 +12,7 @@ from typing import Any
 
 from smelt.device.pjrt import NO_MEMORY
 from smelt.engine.pjrt import PjrtEngine
-from smelt.engine_api import Platform
+from smelt.engine.protocol import Platform
 from smelt.errors import RunError
 from smelt.ir.core import Program
 from smelt.llm.batch import CHUNK, Batch, Generating, Pools, Rows

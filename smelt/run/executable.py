@@ -14,7 +14,6 @@ import numpy as np
 
 from smelt.buffer import HostBuffer, bytes_text
 from smelt.bundle.stored import StoredModel
-from smelt.bundle.write import serialize
 from smelt.device.api import Arrays
 from smelt.dtype import Array
 from smelt.engine_api import Closing, KernelUse, Signature
@@ -288,6 +287,8 @@ class NativeExecutable(Closing):
 
     def serialize(self, *, targets: Sequence[str] = (), private_key: str | Path | None = None) -> bytes:
         """A bundle as bytes; `smelt.deserialize` reads it."""
+        from smelt.bundle.write import serialize
+
         return serialize(self.to_stored(targets), private_key)
 
     def cancel(self) -> None:

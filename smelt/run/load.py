@@ -30,12 +30,12 @@ from smelt.files import open_regular, read_bytes
 from smelt.frozen import Frozen
 from smelt.run.executable import NativeExecutable
 from smelt.run.loaded import LoadedModel
-from smelt.run.per_value import Fallback, PerValue, Shapes, Values, key_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from smelt.device.program import Account
+    from smelt.run.per_value import Shapes, Values
 
 # (compressed text, tile, signature, bound arrays, device) → the program, compiled here
 Recompile: TypeAlias = Callable[[bytes, tuple[int, int, int], Signature, Arrays | None, Device], NativeExecutable]
@@ -206,6 +206,8 @@ class _Reader:
         stored = self.stored
         if not (stored.static or stored.by_size):
             return self._first_fitting(stored.programs)
+        from smelt.run.per_value import PerValue, key_of  # most bundles start faster without it
+
         groups: dict[Hashable, list[StoredProgram]] = {}
         for each in stored.programs:
             groups.setdefault(key_of(each.values, each.shapes), []).append(each)
@@ -215,7 +217,11 @@ class _Reader:
     def _first_fitting(self, programs: tuple[StoredProgram, ...]) -> Executable:
         """Programs for the same compile-time inputs: each serves sizes that break the assumptions of those before."""
         first = self._program(programs[0])
-        return first if len(programs) == 1 else Fallback(first, partial(self._first_fitting, programs[1:]), programs)
+        if len(programs) == 1:
+            return first
+        from smelt.run.per_value import Fallback
+
+        return Fallback(first, partial(self._first_fitting, programs[1:]), programs)
 
     def every_code(self) -> tuple[Loaded, ...]:
         return tuple(

@@ -13,7 +13,6 @@ import numpy as np
 
 from smelt.buffer import Buffer, as_array
 from smelt.bundle.stored import NOTHING, Read, StoredModel, to_stored
-from smelt.bundle.write import serialize, source_record, write
 from smelt.device.api import Memory
 from smelt.dtype import Array
 from smelt.engine_api import Closing, Executable, KernelUse, Port, Signature, Trimmable
@@ -21,7 +20,6 @@ from smelt.errors import RunError
 from smelt.files import check_folder
 from smelt.frozen import Frozen
 from smelt.run.executable import NativeExecutable
-from smelt.run.per_value import PerValue
 from smelt.stop import Cancel, Stop
 
 if TYPE_CHECKING:
@@ -73,11 +71,15 @@ class LoadedModel(Closing):
     @property
     def static(self) -> tuple[str, ...]:
         """The compile-time inputs that are known so far."""
+        from smelt.run.per_value import PerValue  # running a bundle does not import it
+
         return self._executable.static if isinstance(self._executable, PerValue) else ()
 
     @property
     def shaped(self) -> bool:
         """Whether the program depends on values or sizes of inputs: it compiles at the first call with new ones."""
+        from smelt.run.per_value import PerValue
+
         return isinstance(self._executable, PerValue)
 
     @property
@@ -178,14 +180,20 @@ class LoadedModel(Closing):
         `targets` names processors (avx512, avx512vnni, avx2, neon, plain); none: this machine's kind, and plain for
         any other. `private_key` is a file with an Ed25519 key that signs the bundle.
         """
+        from smelt.bundle.write import write
+
         check_folder(path)
         write(path, self._to_stored(targets), private_key)
 
     def serialize(self, *, targets: Sequence[str] = (), private_key: str | Path | None = None) -> bytes:
         """The bytes that `save` writes."""
+        from smelt.bundle.write import serialize
+
         return serialize(self._to_stored(targets), private_key)
 
     def _to_stored(self, targets: Sequence[str]) -> StoredModel:
+        from smelt.bundle.write import source_record
+
         stored = to_stored(self._executable, targets)
         source = source_record(self._source) if self._source is not None else {}
         provenance = self.provenance | source

@@ -13,8 +13,8 @@ from smelt.buffer import Buffer, HostBuffer, bytes_text, parse_bytes
 from smelt.dtype import Array
 from smelt.engine import platform
 from smelt.engine.native import native_engine
+from smelt.engine.protocol import Placing, Platform
 from smelt.engine.signature import signature_of
-from smelt.engine_api import Placing, Platform
 from smelt.errors import FileError, MemoryLimitError, RunError, ShapeError, UnsupportedError
 from smelt.ir.core import Program
 from smelt.mesh import Mesh

@@ -1,6 +1,6 @@
 """The rooms of the package and which may import which: reads every module's imports and fails on one that points up.
 
-Upward means not in BELOW's closure. An import of our own inside a function would hide an upward one, so there is none.
+Upward means not in BELOW's closure. An import of our own inside a function would hide an upward one, so only LATE has them.
 """
 
 import ast
@@ -130,8 +130,12 @@ def is_module(name: str) -> bool:
     return name.startswith("smelt.") and (path.is_dir() or path.with_suffix(".py").is_file())
 
 
-# These import modules of their own room on demand: a kind of device, the C compiler.
-LATE = {"smelt.device.registry", "smelt.device.cpu_device", "smelt.device.runtime"}
+# These import modules on demand, so that running a bundle starts fast: a kind of device, the C compiler, what writes a
+# bundle, what most bundles do without.
+LATE = {
+    *("smelt.device.registry", "smelt.device.cpu_device", "smelt.device.runtime"),
+    *("smelt.run.load", "smelt.run.loaded", "smelt.run.executable"),
+}
 
 
 def is_type_checking(node: ast.AST) -> bool:
@@ -154,7 +158,7 @@ def violations(source: str, module: str, is_package: bool = False) -> list[str]:
                 found.append(f"{where} {room} may not import {other} ({name})")
             if is_inside(name, EMITTERS) and not any(is_inside(module, each) for each in PRINTS):
                 found.append(f"{where} {module} may not import an emitter ({name})")
-            if local and not (module in LATE and other == room):
+            if local and module not in LATE:
                 found.append(f"{where} {name} is imported inside a function")
             if name == PROCESSOR and room != "device":
                 found.append(f"{where} {room} may not import {name}: a device is known by device.registry")

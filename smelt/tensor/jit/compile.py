@@ -19,8 +19,8 @@ from smelt.dim import Fact, Facts, Size, solve
 from smelt.dtype import dtype
 from smelt.engine import compile_with_first, platform
 from smelt.engine.pjrt_mesh import SHARDING, MeshEngine
+from smelt.engine.protocol import Engine, Placing, Platform
 from smelt.engine.reference import ReferenceEngine
-from smelt.engine_api import Engine, Placing, Platform
 from smelt.engine_api import Executable as Compiled
 from smelt.errors import RunError, ShapeError, SmeltError, UnsupportedError
 from smelt.ir import cost

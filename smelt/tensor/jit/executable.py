@@ -23,7 +23,8 @@ from smelt.bundle.write import write as write_bundle
 from smelt.dim import Facts, Size, evaluate, solve
 from smelt.dtype import Array
 from smelt.engine.pjrt import PjrtExecutable
-from smelt.engine_api import Cost, Memory, Placing, Platform, Port, Signature
+from smelt.engine.protocol import Placing, Platform
+from smelt.engine_api import Cost, Memory, Port, Signature
 from smelt.engine_api import Executable as Compiled
 from smelt.errors import DeviceError, RunError, ShapeError, SizeError, SmeltError, UnsupportedError
 from smelt.files import write_atomically

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from smelt.dim import Facts, Size
+from smelt.engine.protocol import Platform
 from smelt.engine_api import Executable as Compiled
-from smelt.engine_api import Platform
 from smelt.errors import ShapeError
 from smelt.ir.core import Program
 from smelt.shape import Shape

@@ -16,7 +16,8 @@ from smelt.buffer import HostBuffer
 from smelt.device import cpu, pjrt
 from smelt.dtype import Array
 from smelt.engine import compile_with_first
-from smelt.engine_api import Engine, Executable
+from smelt.engine.protocol import Engine
+from smelt.engine_api import Executable
 from smelt.errors import UnsupportedError
 from smelt.ir.core import Program
 
