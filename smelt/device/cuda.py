@@ -22,6 +22,7 @@ from smelt.activity import progress
 from smelt.buffer import Buffer, HostBuffer, bytes_text
 from smelt.device import cache, cuda_compile, cuda_driver
 from smelt.device.api import Arrays, Device
+from smelt.device.cuda_errors import explain_version
 from smelt.device.driver import Driver
 from smelt.device.entry import Entry
 from smelt.device.gpu_buffer import Block, GpuBuffer
@@ -103,7 +104,13 @@ class Cuda(Device):
         self.lock = threading.Lock()
 
     def missing(self) -> str | None:
-        return cuda_driver.missing() or cuda_compile.missing()
+        """Code that is compiled already needs the driver alone."""
+        why = cuda_driver.missing() or cuda_compile.missing()
+        return why or explain_version(cuda_driver.version(), cuda_compile.version_numbers()[0])
+
+    def missing_driver(self) -> str | None:
+        """Why no code can run here, with the remedy."""
+        return cuda_driver.missing()
 
     @property
     def driver(self) -> Any:
@@ -148,7 +155,7 @@ class Cuda(Device):
 
     def lacks(self, machine: str, features: Sequence[str]) -> str:
         """Code runs on chips of its generation, its own and later ones."""
-        why = self.missing()
+        why = self.missing_driver()
         if why is not None:
             return why
         major, minor = self.driver.capability

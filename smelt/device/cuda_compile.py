@@ -33,13 +33,17 @@ def missing() -> str | None:
 
 def version() -> str:
     """NVRTC's version."""
+    return "NVRTC {}.{}".format(*version_numbers())
+
+
+def version_numbers() -> tuple[int, int]:
     api = _api()
     try:
         status, major, minor = api.nvrtcVersion()
     except Exception as error:  # the library could not be opened: the type differs between versions
         raise DeviceError("NVRTC cannot be used", got=f"no NVRTC library: {REMEDY}") from error
     _check(api, (status,), "asking for the version")
-    return f"NVRTC {major}.{minor}"
+    return int(major), int(minor)
 
 
 def compile_cuda(text: str, machine: str) -> bytes:

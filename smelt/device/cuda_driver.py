@@ -16,16 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from smelt.buffer import bytes_text
+from smelt.device.cuda_errors import DRIVER, FATAL, explain, explain_setup, explain_version, lost, short_name
 from smelt.dtype import Array
-from smelt.errors import DeviceError, RunError
+from smelt.errors import DeviceError, SmeltError
 
 EXTRA = 'pip install "smelt[cuda]"'
-DRIVER = "install NVIDIA's driver, or run on a machine that has one"
 GRAIN, MOST_SPARED = 512, 1 << 30  # bytes: sizes are multiples, and the most freed memory that is kept
-NOT_READY = 600  # the status of a stream with work to do
 ALWAYS = 48 << 10  # bytes of shared memory that a launch may take without asking
-# After these the context is lost: nothing more can run on the device in this process.
-FATAL = ("ILLEGAL_ADDRESS", "LAUNCH_FAILED", "ILLEGAL_INSTRUCTION", "MISALIGNED_ADDRESS", "ECC_UNCORRECTABLE", "ASSERT")
 
 
 def missing() -> str | None:
@@ -36,11 +34,18 @@ def missing() -> str | None:
         return f"the package cuda-bindings is not installed: {EXTRA}"
     try:
         (status,) = api.cuInit(0)
-    except Exception:  # the driver's library could not be opened: the type differs between versions of the package
-        return f"no NVIDIA driver: {DRIVER}"
+    except Exception as error:  # no library of the driver, or an old one: the type differs between package versions
+        return (
+            f"no NVIDIA driver ({str(error).splitlines()[0][:100] if str(error) else type(error).__name__}): {DRIVER}"
+        )
     if status != api.CUresult.CUDA_SUCCESS:
-        return f"the NVIDIA driver found no device ({_short(status)}): {DRIVER}"
-    return None if count() else f"no NVIDIA GPU: {DRIVER}"
+        return explain_setup(status)
+    return explain_version(version()) or (None if count() else f"no NVIDIA GPU: {DRIVER}")
+
+
+def version() -> int:
+    """The newest CUDA that the driver supports, as 1000 major + 10 minor."""
+    return int(_check(_api().cuDriverGetVersion(), "asking for the version"))
 
 
 def count() -> int:
@@ -58,33 +63,31 @@ def _api() -> Any:
 def _check(answer: tuple[Any, ...], what: str) -> Any:
     """The result of a call, or an error."""
     status, *found = answer
-    name = "SUCCESS" if status == 0 else _short(status)
+    name = "SUCCESS" if status == 0 else short_name(status)
     if name == "SUCCESS":
         return found[0] if found else None
-    if name == "OUT_OF_MEMORY":
-        raise RunError(
-            "no memory left on the GPU", got=what, remedy="use smaller sizes, or free other programs' memory"
-        )
-    if name == "LAUNCH_TIMEOUT":
-        raise RunError(
-            "a kernel ran too long for this GPU", got=what, remedy="use a GPU without a display, or device='cpu'"
-        )
-    if any(name.startswith(each) for each in FATAL):
-        remedy = "the process cannot use the GPU any more: start it again, and report this program"
-        raise DeviceError(f"{what} failed on the GPU", got=name, remedy=remedy)
-    raise DeviceError(f"{what} failed on the GPU", got=name, remedy="nvidia-smi shows the state of the device")
-
-
-def _short(status: Any) -> str:
-    return str(getattr(status, "name", status)).removeprefix("CUDA_").removeprefix("ERROR_")
+    raise explain(name, what)
 
 
 def _direct_calls() -> ctypes.CDLL:
     """The driver's library itself, for the calls that every run makes: `cuda-bindings` takes longer than they do."""
     library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     library.cuGraphLaunch.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-    library.cuStreamSynchronize.argtypes = library.cuStreamQuery.argtypes = [ctypes.c_void_p]
+    library.cuStreamSynchronize.argtypes = [ctypes.c_void_p]
     return library
+
+
+class Event:
+    """A mark in the stream, destroyed after its last user."""
+
+    __slots__ = ("_cuda", "handle")
+
+    def __init__(self, cuda: Any, handle: Any) -> None:
+        self._cuda, self.handle = cuda, handle
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self._cuda.cuEventDestroy(self.handle)
 
 
 class CudaDriver:
@@ -97,6 +100,7 @@ class CudaDriver:
         if number >= count():
             raise DeviceError("no such CUDA device", expected=f"cuda:0 … cuda:{count() - 1}", got=f"cuda:{number}")
         self.number = number
+        self.lost: SmeltError | None = None  # how
         self._cuda = api = _api()
         self._device = _check(api.cuDeviceGet(number), "opening the device")
         self._context = _check(api.cuDevicePrimaryCtxRetain(self._device), "opening a context")
@@ -116,10 +120,21 @@ class CudaDriver:
         _check(api.cuMemPoolSetAttribute(pool, keep, api.cuuint64_t((1 << 64) - 1)), "setting up the memory pool")
 
     def _enter(self) -> None:
-        """Make the context this thread's own."""
+        """Make the context this thread's own. Raises where the device was lost."""
+        if self.lost is not None:
+            raise lost(self.lost)
         if not getattr(self._local, "entered", False):
-            _check(self._cuda.cuCtxSetCurrent(self._context), "entering the context")
+            self._check(self._cuda.cuCtxSetCurrent(self._context), "entering the context")
             self._local.entered = True
+
+    def _check(self, answer: tuple[Any, ...], what: str) -> Any:
+        """The result of a call, or an error. A lost device is remembered."""
+        try:
+            return _check(answer, what)
+        except SmeltError as error:
+            if short_name(answer[0]) in FATAL:
+                self.lost = error
+            raise
 
     @property
     def _here(self) -> Any:
@@ -130,12 +145,12 @@ class CudaDriver:
 
     @property
     def name(self) -> str:
-        raw: bytes = _check(self._cuda.cuDeviceGetName(128, self._device), "asking for the name")
+        raw: bytes = self._check(self._cuda.cuDeviceGetName(128, self._device), "asking for the name")
         return raw.split(b"\0")[0].decode()
 
     def attribute(self, name: str) -> int:
         wanted = getattr(self._cuda.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
-        return int(_check(self._cuda.cuDeviceGetAttribute(wanted, self._device), "asking for an attribute"))
+        return int(self._check(self._cuda.cuDeviceGetAttribute(wanted, self._device), "asking for an attribute"))
 
     @property
     def capability(self) -> tuple[int, int]:
@@ -146,19 +161,19 @@ class CudaDriver:
         """(free, all) bytes."""
         self._enter()
         status, free, total = self._cuda.cuMemGetInfo()
-        _check((status,), "asking for the memory")
+        self._check((status,), "asking for the memory")
         return int(free), int(total)
 
     # -- code --
 
     def load(self, code: bytes) -> Any:
         self._enter()
-        return _check(self._cuda.cuModuleLoadData(code), "loading the code")
+        return self._check(self._cuda.cuModuleLoadData(code), "loading the code")
 
     def function(self, module: Any, name: str) -> Any:
         self._enter()
         answer = self._cuda.cuModuleGetFunction(module, name.encode())
-        return None if _short(answer[0]) == "NOT_FOUND" else _check(answer, "finding a kernel")
+        return None if short_name(answer[0]) == "NOT_FOUND" else self._check(answer, "finding a kernel")
 
     def launch(
         self,
@@ -173,16 +188,16 @@ class CudaDriver:
         self._enter()
         if shared > ALWAYS and self._shared.get(int(function), 0) < shared:
             most = self._cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            _check(self._cuda.cuFuncSetAttribute(function, most, shared), f"{shared} bytes of shared memory")
+            self._check(self._cuda.cuFuncSetAttribute(function, most, shared), f"{shared} bytes of shared memory")
             self._shared[int(function)] = shared
         values = np.array(arguments, np.int64)
         table = values.ctypes.data + 8 * np.arange(len(arguments), dtype=np.int64)
         sizes = (blocks, 1, 1, threads, 1, 1, shared)
         if overlap and self._overlaps:
             config = self._overlapping(*sizes)
-            _check(self._cuda.cuLaunchKernelEx(config, function, int(table.ctypes.data), 0), "a launch")
+            self._check(self._cuda.cuLaunchKernelEx(config, function, int(table.ctypes.data), 0), "a launch")
         else:
-            _check(self._cuda.cuLaunchKernel(function, *sizes, self._here, int(table.ctypes.data), 0), "a launch")
+            self._check(self._cuda.cuLaunchKernel(function, *sizes, self._here, int(table.ctypes.data), 0), "a launch")
 
     def _overlapping(self, *sizes: int) -> Any:
         """The configuration of a launch that may begin before the one in front of it ends."""
@@ -206,11 +221,11 @@ class CudaDriver:
         wanted = {"registers": "NUM_REGS", "spilled": "LOCAL_SIZE_BYTES", "shared": "SHARED_SIZE_BYTES"}
         found: dict[str, Any] = {
             name: int(
-                _check(self._cuda.cuFuncGetAttribute(getattr(kinds, f"CU_FUNC_ATTRIBUTE_{each}"), function), name)
+                self._check(self._cuda.cuFuncGetAttribute(getattr(kinds, f"CU_FUNC_ATTRIBUTE_{each}"), function), name)
             )
             for name, each in wanted.items()
         }
-        name = _check(self._cuda.cuFuncGetName(function), "asking for a name")
+        name = self._check(self._cuda.cuFuncGetName(function), "asking for a name")
         return {"name": name.decode() if isinstance(name, bytes) else str(name), **found}
 
     # -- memory --
@@ -226,15 +241,23 @@ class CudaDriver:
                 return heappop(spare)
         self._enter()
         answer = self._cuda.cuMemAllocAsync(size, self._stream)
-        if _short(answer[0]) == "OUT_OF_MEMORY" and self._release():
+        if short_name(answer[0]) == "OUT_OF_MEMORY" and self._release():
             answer = self._cuda.cuMemAllocAsync(size, self._stream)
-        address = int(_check(answer, f"{count} bytes"))
+        address = int(self._check(answer, self._wanted(count)))
         with self._lock:
             self._sizes[address] = size
         return address
 
+    def _wanted(self, count: int) -> str:
+        if count < 1 << 20:
+            return f"{count} bytes"
+        free, total = self.memory
+        return f"{bytes_text(count)}, where {bytes_text(free)} of {bytes_text(total)} are free"
+
     def free(self, address: int) -> None:
         """Keep memory for later; what is too much goes back to the driver, large blocks first."""
+        if self.lost is not None:
+            return  # the memory is gone
         with self._lock:
             size = self._sizes[address]
             heappush(self._spare.setdefault(size, []), address)
@@ -247,7 +270,7 @@ class CudaDriver:
                 del self._sizes[gone[-1]]
         for each in gone:
             self._enter()
-            _check(self._cuda.cuMemFreeAsync(each, self._stream), "freeing memory")
+            self._check(self._cuda.cuMemFreeAsync(each, self._stream), "freeing memory")
 
     def _release(self) -> bool:
         """Return spare memory to the driver; whether there was some."""
@@ -258,23 +281,23 @@ class CudaDriver:
                 del self._sizes[address]
         self._enter()
         for address in found:
-            _check(self._cuda.cuMemFreeAsync(address, self._stream), "freeing memory")
+            self._check(self._cuda.cuMemFreeAsync(address, self._stream), "freeing memory")
         return bool(found)
 
     def upload(self, address: int, array: Array) -> None:
         if array.nbytes:
             self._enter()
-            _check(self._cuda.cuMemcpyHtoDAsync(address, array.ctypes.data, array.nbytes, self._stream), "a copy")
+            self._check(self._cuda.cuMemcpyHtoDAsync(address, array.ctypes.data, array.nbytes, self._stream), "a copy")
 
     def download(self, array: Array, address: int) -> None:
         self._enter()
         if array.nbytes:
-            _check(self._cuda.cuMemcpyDtoHAsync(array.ctypes.data, address, array.nbytes, self._stream), "a copy")
+            self._check(self._cuda.cuMemcpyDtoHAsync(array.ctypes.data, address, array.nbytes, self._stream), "a copy")
         self.wait()
 
     def move(self, target: int, source: int, count: int) -> None:
         self._enter()
-        _check(self._cuda.cuMemcpyDtoDAsync(target, source, count, self._here), "a copy")
+        self._check(self._cuda.cuMemcpyDtoDAsync(target, source, count, self._here), "a copy")
 
     def wait(self) -> None:
         self._enter()
@@ -282,32 +305,25 @@ class CudaDriver:
         if status:
             self._refuse(status, "a run")
 
-    def is_done(self) -> bool:
-        self._enter()
-        status = self._fast.cuStreamQuery(self._stream_address)
-        if status not in (0, NOT_READY):
-            self._refuse(status, "a run")
-        return bool(status == 0)
-
     def _refuse(self, status: int, what: str) -> None:
         """The error of a call that went past `cuda-bindings`."""
-        _check((self._cuda.CUresult(status),), what)
+        self._check((self._cuda.CUresult(status),), what)
 
     # -- graphs --
 
     def record(self, work: Callable[[], None]) -> Any:
         self._enter()
         mode = self._cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-        _check(self._cuda.cuStreamBeginCapture(self._recorder, mode), "recording a graph")
+        self._check(self._cuda.cuStreamBeginCapture(self._recorder, mode), "recording a graph")
         self._local.records = True
         try:
             work()
         finally:
             self._local.records = False
             answer = self._cuda.cuStreamEndCapture(self._recorder)
-        graph = _check(answer, "recording a graph")
-        made = _check(self._cuda.cuGraphInstantiate(graph, 0), "making a graph")
-        _check(self._cuda.cuGraphDestroy(graph), "making a graph")
+        graph = self._check(answer, "recording a graph")
+        made = self._check(self._cuda.cuGraphInstantiate(graph, 0), "making a graph")
+        self._check(self._cuda.cuGraphDestroy(graph), "making a graph")
         return int(made)
 
     def replay(self, graph: int) -> None:
@@ -318,22 +334,33 @@ class CudaDriver:
             self._refuse(status, "launching a graph")
 
     def forget(self, graph: int) -> None:
+        if self.lost is not None:
+            return
         self._enter()
-        _check(self._cuda.cuGraphExecDestroy(graph), "freeing a graph")
+        self._check(self._cuda.cuGraphExecDestroy(graph), "freeing a graph")
 
     # -- time --
 
-    def event(self) -> Any:
+    def event(self) -> Event:
         """A mark in the stream."""
         self._enter()
-        made = _check(self._cuda.cuEventCreate(0), "making an event")
-        _check(self._cuda.cuEventRecord(made, self._stream), "recording an event")
+        made = Event(self._cuda, self._check(self._cuda.cuEventCreate(0), "making an event"))
+        self._check(self._cuda.cuEventRecord(made.handle, self._stream), "recording an event")
         return made
 
-    def seconds(self, first: Any, second: Any) -> float:
+    def is_done(self, event: Event) -> bool:
+        self._enter()
+        answer = self._cuda.cuEventQuery(event.handle)
+        if short_name(answer[0]) == "NOT_READY":
+            return False
+        self._check(answer, "a run")
+        return True
+
+    def seconds(self, first: Event, second: Event) -> float:
         """The time between two marks, once both are reached."""
-        _check(self._cuda.cuEventSynchronize(second), "waiting for an event")
-        return 1e-3 * float(_check(self._cuda.cuEventElapsedTime(first, second), "asking for a time"))
+        self._check(self._cuda.cuEventSynchronize(second.handle), "waiting for an event")
+        taken = self._check(self._cuda.cuEventElapsedTime(first.handle, second.handle), "asking for a time")
+        return 1e-3 * float(taken)
 
 
 @cache

@@ -62,8 +62,16 @@ class Driver(Protocol):
         """Wait for the work; raises what went wrong."""
         ...
 
-    def is_done(self) -> bool:
-        """Whether all work is done, without waiting for it; raises what went wrong."""
+    def event(self) -> Any:
+        """A mark behind the work so far."""
+        ...
+
+    def is_done(self, event: Any) -> bool:
+        """Whether the work before a mark is done, without waiting for it; raises what went wrong."""
+        ...
+
+    def seconds(self, first: Any, second: Any) -> float:
+        """The time between two marks, once both are reached."""
         ...
 
     def record(self, work: Callable[[], None]) -> Any:

@@ -206,6 +206,7 @@ class GpuBound:
             given = self._fit(inputs, held)
             sizes = tuple([each.shape.numbers() for each in given])
             known = self._by_sizes.get(sizes) or self._prepare(held, given, sizes)
+        run = None
         with program.lock:
             if self._account is not None:
                 self._account.check_call(known.bytes)
@@ -217,11 +218,22 @@ class GpuBound:
                 self._graphs[key] = self._graphs.pop(key)  # the last one to go
                 done: Arrays = tuple(results)
             else:
-                done = self._run(known, given, results, key, stop)
+                run = self._new_run(known, given, results, stop)
+                try:
+                    done = self._run(run, results, key)
+                except BaseException:
+                    self._give_away(inputs)  # what began may have overwritten them
+                    raise
+            end = program.driver.event() if run is not None and run.waits else None
+        self._give_away(inputs)
+        if run is not None and run.waits:
+            self._await(run, end)
+        return done
+
+    def _give_away(self, inputs: Arrays) -> None:
         for place in self._donated:
             if isinstance(inputs[place], GpuBuffer):
                 inputs[place].give_away()
-        return done
 
     def _known_call(self, inputs: Arrays) -> Prepared | None:
         """What is known of a call with buffers of these shapes; None where more must be checked."""
@@ -235,14 +247,9 @@ class GpuBound:
                 return None  # one may be given twice
         return self._prepared.get(tuple([id(each.shape) for each in inputs]))
 
-    def _run(
-        self,
-        known: Prepared,
-        given: Sequence[GpuBuffer],
-        results: Sequence[GpuBuffer | None],
-        key: tuple[int, ...],
-        stop: Stop | None,
-    ) -> Arrays:
+    def _new_run(
+        self, known: Prepared, given: Sequence[GpuBuffer], results: Sequence[GpuBuffer | None], stop: Stop | None
+    ) -> Run:
         """A call that has no graph yet, or that the host has a part in: its loops, its limits of time."""
         cancelled = self._cancelled
 
@@ -254,8 +261,15 @@ class GpuBound:
 
         run = Run(self._program.plan, self._program.driver, known.sized, self._table(known, given, results), poll)
         run.waits = stop is not None
-        self._start(run, key)
-        return self._finish(run, results)
+        return run
+
+    def _await(self, run: Run, end: Any) -> None:
+        """Wait for the end of a call; other threads may begin theirs meanwhile."""
+        try:
+            run.await_work(end)
+        except SmeltError as error:
+            error.started = True
+            raise
 
     def _prepare(
         self, held: Sequence[GpuBuffer], given: Sequence[GpuBuffer], sizes: tuple[tuple[int, ...], ...]
@@ -345,14 +359,14 @@ class GpuBound:
         there += self._addresses[1]
         return [there[at] if at >= 0 else arena + offset if at == -2 else 0 for at, offset in known.table]
 
-    def _start(self, run: Run, key: tuple[int, ...]) -> None:
+    def _run(self, run: Run, results: Sequence[GpuBuffer | None], key: tuple[int, ...]) -> Arrays:
+        """Ask for the work of a call."""
         try:
             if GRAPHS and self._program.plan.segments:
                 self._replay(run, key)
             else:
                 run.start()
-            if run.waits:
-                run.await_work()
+            return self._finish(run, results)
         except BaseException as error:
             run.free()
             explained = self._explain(error) if isinstance(error, PlanError) else error

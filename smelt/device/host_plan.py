@@ -18,6 +18,7 @@ import numpy as np
 from smelt.abi import FAILED, NO_MEMORY, TOO_LARGE, UNFIT
 from smelt.device.driver import Driver
 from smelt.dtype import dtype
+from smelt.errors import RunError
 from smelt.size import Size, evaluate, parse_size, symbols
 
 MOST_BLOCKS = 1 << 20
@@ -295,10 +296,15 @@ class Run:
         self.driver.download(array, self.buffers[buffer])
         return array
 
-    def await_work(self) -> None:
-        """Wait until the device is done, with polls: a kernel that runs too long ends the call, though not itself."""
-        pause = SHORTEST_PAUSE
-        while not self.driver.is_done():
-            self.poll()
+    def await_work(self, event: Any = None) -> None:
+        """Wait until the device has done what is in front of a mark, with polls: a kernel that runs too long ends the
+        call, though not itself."""
+        event, pause = event or self.driver.event(), SHORTEST_PAUSE
+        while not self.driver.is_done(event):
+            try:
+                self.poll()
+            except RunError as error:
+                error.remedy = f"{error.remedy}; the device ends what it has begun, and later calls wait for that"
+                raise
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)

@@ -142,7 +142,7 @@ class EmulatedDriver:
 
     def wait(self) -> None: ...
 
-    def is_done(self) -> bool:
+    def is_done(self, event: float) -> bool:
         return True
 
     def record(self, work: Callable[[], None]) -> list[Callable[[], None]]:
@@ -179,6 +179,8 @@ class EmulatedCuda(Cuda):
 
     def missing(self) -> str | None:
         return None if compiler() else "no C++ compiler: pip install ziglang"
+
+    missing_driver = missing
 
     @property
     def driver(self) -> Any:

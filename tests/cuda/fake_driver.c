@@ -9,6 +9,7 @@
 typedef int Result;
 typedef unsigned long long Address;
 enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, NOT_FOUND = 500 };
+int fake_status;  // what work fails with
 static int a_context, a_pool, streams[2], opened;
 static void *const a_stream = &streams[0], *const a_recorder = &streams[1];
 static __thread void *current;
@@ -29,7 +30,8 @@ static Result later(Work work) {
 }
 
 Result cuInit(unsigned flags) { return flags ? INVALID_VALUE : SUCCESS; }
-Result cuDriverGetVersion(int *version) { *version = 13000; return SUCCESS; }
+int fake_version = 13000;
+Result cuDriverGetVersion(int *version) { *version = fake_version; return SUCCESS; }
 Result cuDeviceGetCount(int *count) { *count = 1; return SUCCESS; }
 Result cuDeviceGet(int *device, int number) { *device = number; return number ? 101 : SUCCESS; }
 Result cuDeviceGetName(char *name, int length, int device) { strncpy(name, "a driver for tests", length); return device; }
@@ -130,10 +132,11 @@ static Result copy(void *to, const void *from, size_t count, void *stream) {
 Result cuMemcpyHtoDAsync_v2(Address to, const void *from, size_t n, void *s) { return copy((void *)to, from, n, s); }
 Result cuMemcpyDtoHAsync_v2(void *to, Address from, size_t n, void *s) { return copy(to, (void *)from, n, s); }
 Result cuMemcpyDtoDAsync_v2(Address to, Address from, size_t n, void *s) { return copy((void *)to, (void *)from, n, s); }
-Result cuStreamQuery(void *stream) { return stream == a_stream ? SUCCESS : INVALID_VALUE; }
-Result cuStreamSynchronize(void *stream) { return stream == a_stream ? SUCCESS : INVALID_VALUE; }
+Result cuStreamSynchronize(void *stream) { return stream == a_stream ? fake_status : INVALID_VALUE; }
 Result cuEventCreate(void **event, unsigned flags) { *event = calloc(1, sizeof(struct timespec)); return flags; }
 Result cuEventRecord(void *event, void *stream) { return clock_gettime(CLOCK_MONOTONIC, event) || stream != a_stream; }
+Result cuEventQuery(void *event) { return event ? SUCCESS : INVALID_VALUE; }
+Result cuEventDestroy_v2(void *event) { free(event); return SUCCESS; }
 Result cuEventSynchronize(void *event) { return event ? SUCCESS : INVALID_VALUE; }
 Result cuEventElapsedTime_v2(float *milliseconds, void *first, void *second) {
   const struct timespec *a = first, *b = second;

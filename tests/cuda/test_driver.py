@@ -14,7 +14,7 @@ from tests.cuda.emulated import compiler
 
 HERE = Path(__file__).parent
 SCRIPT = """
-import numpy as np, smelt, smelt.engine.native, smelt.stop
+import ctypes, numpy as np, smelt, smelt.engine.native, smelt.stop
 from smelt.device import cuda, cuda_driver, registry
 from smelt.errors import DeviceError, RunError
 from tests.cuda.emulated import HEADER, compile_emulated
@@ -70,7 +70,7 @@ assert y.numpy().tolist() == [[-1] * 5] * 3
 del y
 called.clear()
 (y,) = made(x, stop=smelt.stop.Stop(5.0))
-assert called == ["cuGraphLaunch", "cuStreamQuery"], called
+assert called == ["cuGraphLaunch", "cuEventCreate", "cuEventRecord", "cuEventQuery", "cuEventDestroy"], called
 driver._cuda, driver._fast = driver._cuda.library, driver._fast.library
 first = device.driver.event()
 assert device.driver.seconds(first, device.driver.event()) >= 0
@@ -99,6 +99,24 @@ except DeviceError as error:
     assert "cuda:0" in str(error)
 else:
     raise AssertionError("an eighth device")
+library = driver._fast
+ctypes.c_int.in_dll(library, "fake_version").value = 11040
+assert "too old" in device.missing() and "CUDA 11.4" in device.lacks("sm_90", ())
+ctypes.c_int.in_dll(library, "fake_version").value = 13000
+ctypes.c_int.in_dll(library, "fake_status").value = 700
+for message in ("used memory that is not its own", "the GPU was lost before"):
+    for use in (y.numpy, lambda: made(x)):
+        try:
+            use()
+        except DeviceError as error:
+            assert message in str(error) and 'device="cpu" still works' in str(error), error
+        else:
+            raise AssertionError(message)
+        message = "the GPU was lost before"
+del x, y
+made.close()
+again = smelt.load("smelt/assets/digits.onnx", engine="native", device="cpu")(pixels)["probabilities"]
+assert again.shape == want.shape
 print("done")
 """
 
@@ -128,3 +146,4 @@ def test_calls_of_the_driver(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("done\n")
+    assert not done.stderr, done.stderr  # of memory that is freed later

@@ -42,6 +42,9 @@ class Here(Cuda):
     def missing(self) -> str | None:
         return None
 
+    def missing_driver(self) -> str | None:
+        return None
+
     @property
     def driver(self) -> Any:
         return self.made
@@ -89,7 +92,7 @@ def test_targets() -> None:
     assert device.default_targets(int8=False, bf16=False) == ("sm_86",)
     device.made.capability = (12, 1)
     assert device.default_targets(int8=False, bf16=False) == ("sm_120",)
-    device.missing = lambda: "no driver"  # type: ignore[method-assign]
+    device.missing_driver = lambda: "no driver"  # type: ignore[method-assign]
     assert device.lacks("sm_80", ()) == "no driver"
 
 

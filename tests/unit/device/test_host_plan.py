@@ -13,6 +13,7 @@ import pytest
 from smelt.abi import FAILED, NO_MEMORY, TOO_LARGE, UNFIT
 from smelt.device.api import Memory
 from smelt.device.cuda_driver import _check
+from smelt.device.cuda_errors import explain_setup, explain_version
 from smelt.device.entry import DataCheck, Entry, SizeCheck
 from smelt.device.gpu_buffer import Block, GpuBuffer
 from smelt.device.gpu_program import MOST_GRAPHS, GpuAccount, GpuBound, GpuProgram, bring
@@ -93,7 +94,13 @@ class HostDriver:
     def wait(self) -> None:
         self.waited += 1
 
-    def is_done(self) -> bool:
+    def event(self) -> Any:
+        return self.launches[:]
+
+    def seconds(self, first: Any, second: Any) -> float:
+        return float(len(second) - len(first))
+
+    def is_done(self, event: Any) -> bool:
         self.queries += 1
         return self.queries % 3 == 0
 
@@ -399,15 +406,15 @@ def test_a_call_that_came_before_asks_the_driver_for_memory_and_one_graph() -> N
 
 def test_a_kernel_that_runs_too_long_ends_the_call() -> None:
     driver, bound = doubling()
-    driver.is_done = lambda: False  # type: ignore[method-assign]
+    driver.is_done = lambda event: False  # type: ignore[method-assign]
     with pytest.raises(TimedOutError) as caught:
         bound((f32(1, 2, 3),), stop=Stop(0.01))
     assert caught.value.started
     token = Cancel()
-    driver.is_done = lambda: bool(token.cancel())  # type: ignore[method-assign, func-returns-value]
+    driver.is_done = lambda event: bool(token.cancel())  # type: ignore[method-assign, func-returns-value]
     with pytest.raises(CancelledError):
         bound((f32(1, 2, 3),), stop=Stop(None, token))
-    driver.is_done = lambda: bool(bound.cancel())  # type: ignore[method-assign, func-returns-value]
+    driver.is_done = lambda event: bool(bound.cancel())  # type: ignore[method-assign, func-returns-value]
     with pytest.raises(CancelledError):
         bound((f32(1, 2, 3),), stop=Stop(60.0))
     del driver.is_done
@@ -496,6 +503,11 @@ def test_donated_inputs_are_given_away() -> None:
         x.numpy()
     with pytest.raises(RunError, match="'x' is donated and given twice"):
         bound((bound._held[0],))  # type: ignore[index]
+    driver.is_done = lambda event: False  # type: ignore[method-assign]
+    late = GpuBuffer.of(driver, f32(1, 1, 1), Shape("f32", 3))
+    with pytest.raises(TimedOutError):
+        bound((late,), stop=Stop(0.001))
+    assert late.is_deleted  # the call began, and may have overwritten it
     later = GpuBuffer.of(driver, f32(1, 1, 1), Shape("f32", 3))
     for _ in range(3):
         (later,) = bound((later,))
@@ -579,8 +591,10 @@ def test_buffers() -> None:
     ("status", "kind", "message", "remedy"),
     [
         ("CUDA_ERROR_OUT_OF_MEMORY", RunError, "no memory left on the GPU", "use smaller sizes"),
-        ("CUDA_ERROR_LAUNCH_TIMEOUT", RunError, "a kernel ran too long", "a GPU without a display"),
-        ("CUDA_ERROR_ILLEGAL_ADDRESS", DeviceError, "a launch failed on the GPU", "start it again"),
+        ("CUDA_ERROR_LAUNCH_TIMEOUT", DeviceError, "a kernel ran longer than", "a GPU without a display"),
+        ("CUDA_ERROR_ILLEGAL_ADDRESS", DeviceError, "a kernel used memory that is not its own", "a new process"),
+        ("CUDA_ERROR_ECC_UNCORRECTABLE", DeviceError, "memory of the GPU is damaged", 'device="cpu" still works'),
+        ("CUDA_ERROR_UNSUPPORTED_PTX_VERSION", DeviceError, "older than the compiler", "update the driver"),
         ("CUDA_ERROR_INVALID_VALUE", DeviceError, "a launch failed on the GPU", "nvidia-smi"),
     ],
 )
@@ -588,6 +602,17 @@ def test_errors_of_the_driver(status: str, kind: type[Exception], message: str, 
     with pytest.raises(kind, match=message) as caught:
         _check((status, 1), "a launch")
     assert remedy in str(caught.value)
+
+
+def test_drivers_that_are_too_old() -> None:
+    assert explain_version(13000, 13) is explain_version(13020, 12) is explain_version(12000) is None
+    assert "it supports CUDA 11.4, smelt needs CUDA 12" in str(explain_version(11040))
+    assert 'CUDA 12.8, NVRTC makes code for CUDA 13: update the driver, or pip install "nvidia-cuda-nvrtc<13"' in str(
+        explain_version(12080, 13)
+    )
+    assert "CUDA_VISIBLE_DEVICES" in explain_setup("CUDA_ERROR_NO_DEVICE")
+    assert "restart the machine" in explain_setup("CUDA_ERROR_SYSTEM_DRIVER_MISMATCH")
+    assert "(UNKNOWN): nvidia-smi" in explain_setup("CUDA_ERROR_UNKNOWN")
 
 
 def test_answers_of_the_driver() -> None:
