@@ -83,7 +83,7 @@ def kernel_runs_too_long() -> None:
     model(PIXELS, timeout=0.3)
 
 
-def cancelled() -> None:
+def cancel_call() -> None:
     import smelt
 
     model, token = load(), smelt.Cancel()
@@ -99,7 +99,7 @@ def illegal_address() -> None:
     model(PIXELS)
 
 
-def used_after_a_lost_device() -> None:
+def use_after_a_lost_device() -> None:
     model = load()
     model(PIXELS)
     launch("trap", 0)
@@ -136,7 +136,7 @@ def no_package() -> None:
 CASES: dict[str, Callable[[], None]] = {
     each.__name__: each
     for each in (
-        out_of_memory, call_out_of_memory, kernel_runs_too_long, cancelled, illegal_address, used_after_a_lost_device,
+        out_of_memory, call_out_of_memory, kernel_runs_too_long, cancel_call, illegal_address, use_after_a_lost_device,
         no_driver, old_driver, no_nvrtc, no_package,
     )
 }  # fmt: skip
