@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from smelt.buffer import bytes_text
-from smelt.device.cuda_errors import DRIVER, FATAL, explain, explain_setup, explain_version, lost, short_name
+from smelt.device.cuda_errors import DRIVER, FATAL, explain, explain_setup, explain_version, lost_device, short_name
 from smelt.dtype import Array
 from smelt.errors import DeviceError, SmeltError
 
@@ -122,7 +122,7 @@ class CudaDriver:
     def _enter(self) -> None:
         """Make the context this thread's own. Raises where the device was lost."""
         if self.lost is not None:
-            raise lost(self.lost)
+            raise lost_device(self.lost)
         if not getattr(self._local, "entered", False):
             self._check(self._cuda.cuCtxSetCurrent(self._context), "entering the context")
             self._local.entered = True
@@ -243,12 +243,12 @@ class CudaDriver:
         answer = self._cuda.cuMemAllocAsync(size, self._stream)
         if short_name(answer[0]) == "OUT_OF_MEMORY" and self._release():
             answer = self._cuda.cuMemAllocAsync(size, self._stream)
-        address = int(self._check(answer, self._wanted(count)))
+        address = int(self._check(answer, self._describe_request(count)))
         with self._lock:
             self._sizes[address] = size
         return address
 
-    def _wanted(self, count: int) -> str:
+    def _describe_request(self, count: int) -> str:
         if count < 1 << 20:
             return f"{count} bytes"
         free, total = self.memory

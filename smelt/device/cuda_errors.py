@@ -97,6 +97,6 @@ def explain(name: str, what: str) -> SmeltError:
     return DeviceError(f"{what} failed on the GPU", got=name, remedy=remedy)
 
 
-def lost(how: SmeltError) -> DeviceError:
+def lost_device(how: SmeltError) -> DeviceError:
     """The error of every later use of a device that was lost."""
     return DeviceError(f"the GPU was lost before: {how.message}", got=how.got, remedy=LOST)
