@@ -93,7 +93,7 @@ def room_of(module: str) -> str | None:
         return "base"
     if parts[1] == "__main__":
         return "cli"
-    if parts[1] == "tensor" and len(parts) > 2 and parts[2] != "jit":
+    if parts[1] == "nn" or (parts[1] == "tensor" and len(parts) > 2 and parts[2] != "jit"):
         return "record"
     return parts[1] if parts[1] in BELOW.keys() - {"base", "record", "smelt"} else None
 

@@ -182,6 +182,9 @@ def test_the_public_names_resolve() -> None:
         assert getattr(smelt, name) is not None
     with pytest.raises(AttributeError):
         _ = smelt.nothing
+    import smelt.nn as layers
+
+    assert layers is smelt.nn is smelt.tensor.nn
     assert isinstance(smelt.load(DIGITS), LoadedModel)
 
 
