@@ -21,6 +21,7 @@ from smelt.errors import SmeltError
 PLACE = b'"array %d"'  # of an array that was cut out
 _PLACE_BEGIN = PLACE.partition(b"%")[0]
 _BEFORE_KEY = (b"{", b",", b" ", b"\n", b"\t", b"\r")  # no backslash: the quote begins or ends a string
+_SPACE = b" \n\r\t"
 _VALUE = re.compile(rb"\s*:\s*\[")
 log = logging.getLogger("smelt.serve")
 _read: list[Any] = []  # the functions, once they are there, and their library
@@ -39,7 +40,8 @@ def prepare() -> None:
         log.info("JSON tensors are read without C: %s", error.message)
         return
     read, find_end, number = held.smelt_read_numbers, held.smelt_array_end, ctypes.c_longlong
-    read.restype, read.argtypes = ctypes.c_int, [ctypes.c_char_p, number, ctypes.c_int, number, ctypes.c_void_p]
+    read.restype = number
+    read.argtypes = [ctypes.c_char_p, number, number, ctypes.c_int, number, ctypes.c_void_p]
     find_end.restype, find_end.argtypes = number, [ctypes.c_char_p, number, number]
     _read[:] = read, find_end, library
 
@@ -47,11 +49,17 @@ def prepare() -> None:
 def read_numbers(data: bytes, count: int, integers: bool) -> Array | None:
     """`count` numbers of a JSON array as float32 or int64; None: something else is needed to read them, or to say why
     they cannot be read."""
-    if not _read or not 0 < count <= len(data) // 2:  # a number and what follows it
+    found = read_array(data, 0, count, integers)
+    return None if found is None or data[found[1] :].strip(_SPACE) else found[0]
+
+
+def read_array(text: bytes, start: int, count: int, integers: bool) -> tuple[Array, int] | None:
+    """The same for an array that begins at `start`; and where it ends."""
+    if not _read or not 0 < count <= len(text) // 2:  # a number and what follows it
         return None
     made = np.empty(count, np.int64 if integers else np.float32)
-    failed = _read[0](data, len(data), integers, count, made.__array_interface__["data"][0])
-    return None if failed else made
+    end: int = _read[0](text, len(text), start, integers, count, made.__array_interface__["data"][0])
+    return None if end < 0 else (made, end)
 
 
 def cut_arrays(text: bytes, key: bytes) -> tuple[bytes, list[bytes]]:

@@ -19,28 +19,45 @@ static const char *skip(const char *at, const char *end) {
 static int is_digit(const char *at, const char *end) { return at < end && (unsigned char)(*at - '0') < 10; }
 
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-/* Reads eight digits at once; 0 if the next eight characters are not all digits. */
-static int read_eight(const char *at, const char *end, uint64_t *value) {
-  if (end - at < 8) return 0;
-  uint64_t word;
-  memcpy(&word, at, 8);
-  uint64_t digits = word - 0x3030303030303030u; /* a character below '0' borrows: the test sees its high bit */
-  if (((word + 0x4646464646464646u) | digits) & 0x8080808080808080u) return 0;
-  digits = digits * 10 + (digits >> 8); /* pairs, then fours, then eight */
-  *value = ((digits & 0x000000ff000000ffu) * 0x000f424000000064u +
-            ((digits >> 16) & 0x000000ff000000ffu) * 0x0000271000000001u) >> 32;
-  return 1;
+enum { WORD = 8 };
+
+/* Eight digits, one per byte, the first in the lowest: pairs, then fours, then all. */
+static uint64_t join_digits(uint64_t digits) {
+  digits = digits * 10 + (digits >> 8);
+  return ((digits & 0x000000ff000000ffu) * 0x000f424000000064u +
+          ((digits >> 16) & 0x000000ff000000ffu) * 0x0000271000000001u) >> 32;
+}
+
+/* Appends the digits at `at` to `*value`, word by word. Whole words are a branch that is easily predicted; the last digits are
+ * counted, since a branch for their number would not be. */
+static const char *read_words(const char *at, const char *end, uint64_t *value) {
+  static const uint64_t powers[] = {1, 10, 100, 1000, 10000, 100000, 1000000, 10000000};
+  while (end - at >= WORD) {
+    uint64_t word;
+    memcpy(&word, at, WORD);
+    uint64_t digits = word - 0x3030303030303030u; /* borrows and carries reach later characters only */
+    uint64_t others = ((word + 0x4646464646464646u) | digits) & 0x8080808080808080u;
+    if (!others) {
+      *value = *value * 100000000 + join_digits(digits);
+      at += WORD;
+      continue;
+    }
+    int count = __builtin_ctzll(others) >> 3, half = 4 * (WORD - count);
+    *value = *value * powers[count] + join_digits(digits << half << half); /* zeros in front */
+    return at + count;
+  }
+  return at;
 }
 #else
-static int read_eight(const char *at, const char *end, uint64_t *value) {
-  (void)at, (void)end, (void)value;
-  return 0;
+static const char *read_words(const char *at, const char *end, uint64_t *value) {
+  (void)end, (void)value;
+  return at;
 }
 #endif
 
 /* Appends digits to `*value`. The caller counts them: more than MAX_DIGITS wrap around. */
 static const char *read_digits(const char *at, const char *end, uint64_t *value) {
-  for (uint64_t eight; read_eight(at, end, &eight); at += 8) *value = *value * 100000000 + eight;
+  at = read_words(at, end, value);
   for (; is_digit(at, end); at++) *value = *value * 10 + (uint64_t)(*at - '0');
   return at;
 }
@@ -61,7 +78,7 @@ static const char *read_number(const char *at, const char *end, Decimal *number)
     exponent = -(int)(at - point);
     is_integer = 0;
     count += at - point;
-    if (*first == '0') { /* zeros in front are no digits of the value */
+    if (count > MAX_DIGITS && *first == '0') { /* zeros in front are no digits of the value */
       count--;
       for (; count && *point == '0'; point++) count--;
     }
@@ -82,17 +99,20 @@ static const char *read_number(const char *at, const char *end, Decimal *number)
 }
 
 /* The number as a double that was rounded to float; 0 if the rounding is not certain. `value` is within three units in
- * the last place: it was rounded at most three times, each time by at most 2^-53 of itself. Rounding to float is then certain unless the
- * midpoint of two floats is that near. */
+ * the last place: it was rounded at most three times, each time by at most 2^-53 of itself (the integer, the power, the
+ * product). Rounding to float is then certain unless the midpoint of two floats is that near. */
 static int to_float(const Decimal *number, float *result) {
-  static const double powers[] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,  1e8,  1e9,  1e10, 1e11,
-                                  1e12, 1e13, 1e14, 1e15, 1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
+  static const double powers[] = {1e-22, 1e-21, 1e-20, 1e-19, 1e-18, 1e-17, 1e-16, 1e-15, 1e-14, 1e-13, 1e-12, 1e-11,
+                                  1e-10, 1e-9,  1e-8,  1e-7,  1e-6,  1e-5,  1e-4,  1e-3,  1e-2,  1e-1,  1e0,   1e1,
+                                  1e2,   1e3,   1e4,   1e5,   1e6,   1e7,   1e8,   1e9,   1e10,  1e11,  1e12,  1e13,
+                                  1e14,  1e15,  1e16,  1e17,  1e18,  1e19,  1e20,  1e21,  1e22};
   double value = (double)number->digits;
   int exponent = number->digits ? number->exponent : 0;
   if (exponent < -2 * MAX_POWER || exponent > MAX_POWER) return 0;
-  if (exponent > 0) value *= powers[exponent];
-  if (exponent < -MAX_POWER) value /= powers[MAX_POWER], exponent += MAX_POWER;
-  if (exponent < 0) value /= powers[-exponent];
+  if (exponent >= -MAX_POWER)
+    value *= powers[MAX_POWER + exponent];
+  else /* positive powers are exact */
+    value = value / 1e22 / powers[-exponent];
   if (value != 0 && !(value >= 1.1754943508222875e-38 && value < 3.4028234663852886e38)) return 0;
   uint64_t bits;
   memcpy(&bits, &value, 8);
@@ -120,38 +140,65 @@ int64_t smelt_array_end(const char *text, int64_t length, int64_t start) {
   }
 }
 
-/* Reads an array of numbers, flat or nested with equal lengths on every level, into `count` elements of `result`: floats,
- * or 64-bit integers. 0, or -1 where another reader is needed. */
-int smelt_read_numbers(const char *text, int64_t length, int integers, int64_t count, void *result) {
-  const char *at = text, *end = text + length;
+/* Reads numbers with commas between them, up to the bracket that ends their array: `*count` at most, which becomes how many
+ * there were. Returns where the bracket is; NULL where another reader is needed. */
+static inline const char *read_run(const char *at, const char *end, int integers, void *result, int64_t *count) {
+  for (int64_t done = 0; done < *count;) {
+    Decimal number;
+    if (!(at = read_number(at, end, &number))) return NULL;
+    if (!(integers ? to_integer(&number, (int64_t *)result + done) : to_float(&number, (float *)result + done))) return NULL;
+    done++;
+    at = skip(at, end);
+    if (at == end) return NULL;
+    if (*at == ']') {
+      *count = done;
+      return at;
+    }
+    if (*at != ',') return NULL;
+    at = skip(at + 1, end);
+  }
+  return NULL;
+}
+
+static const char *read_floats(const char *at, const char *end, float *result, int64_t *count) {
+  return read_run(at, end, 0, result, count);
+}
+
+static const char *read_integers(const char *at, const char *end, int64_t *result, int64_t *count) {
+  return read_run(at, end, 1, result, count);
+}
+
+/* Reads the array of numbers that begins at `start`, flat or nested with equal lengths on every level, into `count` elements
+ * of `result`: floats, or 64-bit integers. Returns where it ends, or -1 where another reader is needed. */
+int64_t smelt_read_numbers(const char *text, int64_t length, int64_t start, int integers, int64_t count, void *result) {
+  const char *at = text + start, *end = text + length;
   int64_t lengths[MAX_DEPTH], counts[MAX_DEPTH], done = 0;
   int depth = 0, leaf = 0; /* `leaf`: the depth of the numbers, when it is known */
-  for (;;) {
+  for (;; at++) {
     at = skip(at, end);
     if (at == end) return -1;
     if (*at == '[') {
       if (depth == (leaf ? leaf : MAX_DEPTH)) return -1;
       if (!leaf) lengths[depth] = -1;
       counts[depth++] = 0;
-      at++;
       continue;
     }
-    Decimal number;
     if (!leaf) leaf = depth;
-    if (!depth || depth != leaf || done == count || !(at = read_number(at, end, &number))) return -1;
-    if (!(integers ? to_integer(&number, (int64_t *)result + done) : to_float(&number, (float *)result + done))) return -1;
-    done++;
-    for (;; at++) { /* behind a value, and behind every array that ends with it */
-      counts[depth - 1]++;
-      at = skip(at, end);
-      if (at == end) return -1;
-      if (*at == ',') break;
+    if (!depth || depth != leaf) return -1;
+    int64_t run = count - done;
+    at = integers ? read_integers(at, end, (int64_t *)result + done, &run) : read_floats(at, end, (float *)result + done, &run);
+    if (!at) return -1;
+    done += run;
+    counts[depth - 1] = run;
+    do { /* behind every array that ends here */
       if (*at != ']') return -1;
       depth--;
       if (lengths[depth] < 0) lengths[depth] = counts[depth];
       if (lengths[depth] != counts[depth]) return -1;
-      if (!depth) return done == count && skip(at + 1, end) == end ? 0 : -1;
-    }
-    at++;
+      if (!depth) return done == count ? at + 1 - text : -1;
+      counts[depth - 1]++;
+      at = skip(at + 1, end);
+      if (at == end) return -1;
+    } while (*at != ',');
   }
 }
