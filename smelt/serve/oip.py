@@ -8,24 +8,25 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import msgspec
 
 from smelt.client.wire import datatype_of, to_bytes
-from smelt.device.numbers import PLACE, cut_arrays
 from smelt.dtype import Array
 from smelt.errors import SmeltError
 from smelt.serve.config import Config, KeyConfig
 from smelt.serve.fronts import Others
 from smelt.serve.http import JSON_TYPE, Request, Response, Routes, WholeRequest, json_response, read_json
+from smelt.serve.infer_request import InferRequest, Templates, TensorOut, parse
 from smelt.serve.keys import Keys
 from smelt.serve.models import Catalogue, Version, check_inputs
 from smelt.serve.pipeline import PipelineQueue
 from smelt.serve.problems import BusyError, NotFoundError, RequestError, UnavailableError
 from smelt.serve.queue import Job, ModelQueue, Timing
 from smelt.serve.shared_memory import REGION, Regions
-from smelt.serve.tensors import from_bytes, from_json, read_tensor, to_json
+from smelt.serve.tensors import to_json
 from smelt.version import __version__
 
 EXTENSIONS = ["binary_tensor_data", "classification", "model_configuration", "model_repository", "schedule_policy"]
@@ -37,26 +38,6 @@ LONGEST = 1 << 53  # microseconds
 T = TypeVar("T")
 
 
-class TensorIn(msgspec.Struct):
-    name: str
-    shape: list[int]
-    datatype: str
-    parameters: dict[str, Any] = {}
-    data: msgspec.Raw = msgspec.Raw()
-
-
-class TensorOut(msgspec.Struct):
-    name: str
-    parameters: dict[str, Any] = {}
-
-
-class InferRequest(msgspec.Struct):
-    inputs: list[TensorIn]
-    id: str = ""
-    parameters: dict[str, Any] = {}
-    outputs: list[TensorOut] = []
-
-
 class IndexAsked(msgspec.Struct):
     ready: bool = False
 
@@ -65,7 +46,6 @@ class LoadAsked(msgspec.Struct):
     parameters: dict[str, Any] = {}
 
 
-_INFER = msgspec.json.Decoder(InferRequest)
 _INDEX, _LOAD = msgspec.json.Decoder(IndexAsked), msgspec.json.Decoder(LoadAsked)
 _encode = msgspec.json.Encoder().encode
 
@@ -86,6 +66,7 @@ class Service:
         self.regions = Regions() if config.shared_memory else None
         self.extensions = [*EXTENSIONS, *(["system_shared_memory"] if config.shared_memory else [])]
         self.others: Others | None = None  # server processes, with `--workers`
+        self._templates = Templates()
 
     def visible(self, key: KeyConfig | None) -> list[Version]:
         """The models that a key opens."""
@@ -105,6 +86,10 @@ class Service:
         failed = [text for text in await self.others.ask(to, name) if text] if self.others is not None else []
         if failed:
             raise UnavailableError(f"{name}: another server process could not {to} it", got=failed[0])
+
+    def parse(self, body: bytes, header_length: bytes | None) -> tuple[InferRequest, dict[str, Array]]:
+        """A request over HTTP and its arrays."""
+        return parse(body, header_length, self.config.max_elements, self.regions, self._templates)
 
     async def infer(
         self,
@@ -340,7 +325,7 @@ class Rest:
         started = time.perf_counter()
         name, *version = request.parts
         body = await request.body(self.config.max_body, self.config.body_timeout)
-        asked, inputs = parse(body, request.headers.get(HEADER_LENGTH), self.config.max_elements, self.service.regions)
+        asked, inputs = self.service.parse(body, request.headers.get(HEADER_LENGTH))
         outcome = await self.service.infer(
             name, version[0] if version else "", inputs, asked.parameters, started, request
         )
@@ -360,7 +345,7 @@ class DirectInfer:
     def start(self, request: WholeRequest, accepted: Version) -> Response | PendingInfer:
         started = time.perf_counter()
         body = request.decode_body(request.data, self.config.max_body)
-        asked, inputs = parse(body, request.headers.get(HEADER_LENGTH), self.config.max_elements, self.service.regions)
+        asked, inputs = self.service.parse(body, request.headers.get(HEADER_LENGTH))
         call = self.service.start(accepted, inputs, asked.parameters, started, request)
         if isinstance(call, InferCall):
             return PendingInfer(call, asked, self.service.regions)
@@ -402,77 +387,6 @@ def _read_options(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     return read_json(decoder, body if body.strip() else b"{}", "the body")
 
 
-def parse(
-    body: bytes, header_length: bytes | None, most: int, regions: Regions | None = None
-) -> tuple[InferRequest, dict[str, Array]]:
-    """A request and its arrays. With a header length the JSON comes first and raw tensors follow it."""
-    view = memoryview(body)
-    head, raw = view, memoryview(b"")
-    if header_length is not None:
-        try:
-            at = int(header_length)
-        except ValueError:
-            at = -1
-        if not 0 <= at <= len(body):
-            raise RequestError(
-                "Inference-Header-Content-Length does not fit the body",
-                expected=f"0 to {len(body)}",
-                got=header_length.decode("latin-1")[:40],
-            )
-        head, raw = view[:at], view[at:]
-    else:
-        quick = _parse_numbers(body, most)
-        if quick is not None:
-            return quick
-    asked = read_json(_INFER, head, "the request")
-    inputs: dict[str, Array] = {}
-    for tensor in asked.inputs:
-        if tensor.name in inputs:
-            raise RequestError(f"the input {tensor.name!r} comes twice")
-        size = tensor.parameters.get("binary_data_size")
-        if size is not None:
-            if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= len(raw):
-                raise RequestError(
-                    f"{tensor.name}: binary_data_size does not fit the body",
-                    expected=f"0 to {len(raw)} bytes",
-                    got=repr(size)[:40],
-                )
-            inputs[tensor.name] = from_bytes(tensor.name, tensor.datatype, tensor.shape, raw[:size], most)
-            raw = raw[size:]
-        elif regions is not None and REGION in tensor.parameters:
-            shared = regions.read(tensor.name, tensor.parameters)
-            inputs[tensor.name] = from_bytes(tensor.name, tensor.datatype, tensor.shape, shared, most)
-        elif data := bytes(tensor.data):
-            inputs[tensor.name] = from_json(tensor.name, tensor.datatype, tensor.shape, data, most)
-        else:
-            raise RequestError(f"{tensor.name}: there is no data", expected="data, or binary_data_size")
-    if len(raw):
-        raise RequestError("bytes are left over after the last tensor", got=f"{len(raw)} bytes")
-    return asked, inputs
-
-
-def _parse_numbers(body: bytes, most: int) -> tuple[InferRequest, dict[str, Array]] | None:
-    """A request whose inputs are all arrays of numbers, read in one pass; None: the general reader is needed."""
-    text, arrays = cut_arrays(body, b'"data"')
-    if not arrays:
-        return None
-    try:
-        asked = _INFER.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    if len(asked.inputs) != len(arrays):
-        return None
-    inputs: dict[str, Array] = {}
-    for i, (tensor, data) in enumerate(zip(asked.inputs, arrays, strict=True)):
-        if tensor.parameters or bytes(tensor.data) != PLACE % i or tensor.name in inputs:
-            return None
-        found = read_tensor(tensor.name, tensor.datatype, tensor.shape, data, most)
-        if found is None:
-            return None
-        inputs[tensor.name] = found
-    return asked, inputs
-
-
 def respond(asked: InferRequest, outcome: Outcome, regions: Regions | None) -> Response:
     """`answer`, and its time in the statistics."""
     started = time.perf_counter()
@@ -485,28 +399,43 @@ def answer(asked: InferRequest, outcome: Outcome, regions: Regions | None = None
     """The outputs that were asked for, each as JSON or binary as the request says."""
     wanted = _wanted_outputs(asked.outputs, outcome)
     binary_default = asked.parameters.get("binary_data_output") is True
-    described: list[dict[str, Any]] = []
+    rows: list[bytes] = []
     raw: list[bytes] = []
     for name, parameters in wanted:
-        array = _classify(outcome.outputs[name], parameters.get("classification"))
-        row: dict[str, Any] = {"name": name, "datatype": datatype_of(array), "shape": list(array.shape)}
+        array = outcome.outputs[name]
+        if parameters:
+            array = _classify(array, parameters.get("classification"))
         if REGION in parameters:
-            row["parameters"] = write_region(regions, name, parameters, array)
+            rows.append(_write_row(name, array, b'"parameters":', write_region(regions, name, parameters, array)))
         elif parameters.get("binary_data", binary_default) is True:
             raw.append(to_bytes(array))
-            row["parameters"] = {"binary_data_size": len(raw[-1])}
+            rows.append(_write_row(name, array, b'"parameters":', {"binary_data_size": len(raw[-1])}))
         else:
-            row["data"] = to_json(array)
-        described.append(row)
+            rows.append(_write_row(name, array, b'"data":', to_json(array)))
     version = outcome.version
-    head: dict[str, Any] = {"model_name": version.name, "model_version": version.version, "outputs": described}
-    if asked.id:
-        head["id"] = asked.id
-    text = _encode(head)
+    end = b"]}" if not asked.id else b'],"id":%b}' % _encode(asked.id)
+    text = b"".join((_write_start(version.name, version.version), b",".join(rows), end))
     if not raw:
         return Response(text, kind=JSON_TYPE)
     length = [(HEADER_LENGTH, str(len(text)).encode())]
     return Response(b"".join((text, *raw)), kind=BINARY_TYPE, headers=length)
+
+
+def _write_row(name: str, array: Array, key: bytes, value: Any) -> bytes:
+    """An output as JSON."""
+    return b"%b%b%b}" % (_write_port(name, datatype_of(array), array.shape), key, _encode(value))
+
+
+@lru_cache(1024)
+def _write_port(name: str, kind: str, shape: tuple[int, ...]) -> bytes:
+    """The same before its last field."""
+    return _encode({"name": name, "datatype": kind, "shape": shape})[:-1] + b","
+
+
+@lru_cache(1024)
+def _write_start(name: str, version: str) -> bytes:
+    """An answer before its outputs."""
+    return _encode({"model_name": name, "model_version": version})[:-1] + b',"outputs":['
 
 
 def write_region(regions: Regions | None, name: str, parameters: Mapping[str, Any], array: Array) -> dict[str, Any]:

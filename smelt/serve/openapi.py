@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from smelt.serve import oip, ollama, openai, rerank, responses, shared_memory, simple
+from smelt.serve import infer_request, oip, ollama, openai, rerank, responses, shared_memory, simple
 from smelt.serve.config import NAME
 from smelt.serve.http import Request, Response, Routes, json_response
 from smelt.version import __version__
@@ -88,9 +88,9 @@ class ModelReady(Record):
 
 # `oip` keeps the bytes of a tensor's JSON; the document says what they are.
 TensorIn = msgspec.defstruct(
-    "TensorIn", [("data", list[Any] | msgspec.UnsetType, msgspec.UNSET)], bases=(oip.TensorIn,)
+    "TensorIn", [("data", list[Any] | msgspec.UnsetType, msgspec.UNSET)], bases=(infer_request.TensorIn,)
 )
-InferRequest = msgspec.defstruct("InferRequest", [("inputs", list[TensorIn])], bases=(oip.InferRequest,))  # type: ignore[valid-type]
+InferRequest = msgspec.defstruct("InferRequest", [("inputs", list[TensorIn])], bases=(infer_request.InferRequest,))  # type: ignore[valid-type]
 
 
 class OutputTensor(Record):

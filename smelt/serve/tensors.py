@@ -94,7 +94,7 @@ def read_tensor(name: str, kind: str, shape: Sequence[int], data: bytes, most: i
     if numpy is None or kind in IN_PYTHON:
         return None
     made = read_numbers(data, check_shape(name, shape, most), numpy.kind in "iu")
-    return None if made is None else _narrow(name, kind, made, numpy).reshape(shape)
+    return None if made is None else narrow(name, kind, made, numpy).reshape(shape)
 
 
 def _numbers(name: str, kind: str, numpy: np.dtype[Any], data: bytes) -> Array:
@@ -120,14 +120,14 @@ def _numbers(name: str, kind: str, numpy: np.dtype[Any], data: bytes) -> Array:
             doubles = np.frombuffer(struct.pack(f"{len(flat)}d", *flat), np.float64)  # in a third of np.array's time
         except (OverflowError, struct.error):  # an integer beyond the doubles
             raise RequestError(f"{name}: a number is out of the range of {kind}") from None
-        return doubles if numpy == wide else _narrow(name, kind, doubles, numpy)
+        return doubles if numpy == wide else narrow(name, kind, doubles, numpy)
     low, high = np.iinfo(numpy).min, np.iinfo(numpy).max
     if flat and not low <= min(flat) <= max(flat) <= high:
         raise RequestError(f"{name}: a number is out of the range of {kind}", expected=f"{low} to {high}")
     return np.array(flat, numpy)
 
 
-def _narrow(name: str, kind: str, array: Array, numpy: np.dtype[Any]) -> Array:
+def narrow(name: str, kind: str, array: Array, numpy: np.dtype[Any]) -> Array:
     """Numbers as an element type; an error where one is out of its range."""
     if array.dtype == numpy:
         return array

@@ -19,7 +19,8 @@ from smelt.client import AsyncClient, Client, connect
 from smelt.client.calls import ServerError
 from smelt.client.wire import HEADER, NUMPY, decode_answer, encode_request
 from smelt.errors import ParseError, RunError, SmeltError, TimedOutError
-from smelt.serve.oip import InferRequest, Outcome, answer, parse
+from smelt.serve.infer_request import InferRequest, parse
+from smelt.serve.oip import Outcome, answer
 from tests.unit.serve.client import DIGITS
 from tests.unit.serve.test_server import PIXELS, Server
 

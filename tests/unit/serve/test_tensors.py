@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import struct
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 from smelt.client.wire import BYTES, NUMPY, datatype_of, to_bytes
 from smelt.device import numbers
-from smelt.serve.oip import parse
+from smelt.serve.infer_request import LONGEST_TEMPLATE, MOST_TEMPLATES, Templates, parse
 from smelt.serve.problems import RequestError, TooLargeError
 from smelt.serve.tensors import from_bytes, from_json, to_json
 
@@ -223,16 +224,39 @@ REQUESTS = {
 }
 
 
+def _outcome(body: bytes, header_length: bytes | None = None, templates: Templates | None = None) -> Any:
+    try:
+        asked, inputs = parse(body, header_length, MOST, templates=templates)
+    except RequestError as error:
+        return type(error), str(error)
+    arrays = {each: (array.dtype, array.shape, array.tolist()) for each, array in inputs.items()}
+    return asked.id, asked.parameters, arrays
+
+
 @pytest.mark.parametrize("name", REQUESTS)
 def test_arrays_that_are_cut_out_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def outcome() -> Any:
-        try:
-            asked, inputs = parse(REQUESTS[name].encode(), None, MOST)
-        except RequestError as error:
-            return type(error), str(error)
-        arrays = {each: (array.dtype, array.shape, array.tolist()) for each, array in inputs.items()}
-        return asked.id, asked.parameters, arrays
-
-    found = outcome()
+    found = _outcome(REQUESTS[name].encode())
     monkeypatch.setattr(numbers, "_read", [])
-    assert found == outcome()
+    assert found == _outcome(REQUESTS[name].encode())
+
+
+def test_what_is_read_by_a_template_is_read_as_before(seed: int) -> None:
+    """Requests again with other numbers, and with bytes that change anywhere."""
+    numbers.prepare()
+    draw, templates = random.Random(seed), Templates()
+    head = '{"inputs":[{"name":"x","shape":[2,2],"datatype":"INT16","parameters":{"binary_data_size":8}}]}'
+    known: list[tuple[str, bytes, bytes | None]] = [(text, b"", None) for text in REQUESTS.values()]
+    known += [(head, b"12345678", b"%d" % len(head)), (head, b"1234567", b"%d" % len(head))]
+    for _ in range(3_000):
+        text, raw, length = draw.choice(known)
+        body = bytearray(re.sub(r"(?<=[\[,])\d+(?=[,\]])", lambda _: str(draw.randrange(5)), text).encode() + raw)
+        if draw.random() < 0.3:
+            body[draw.randrange(len(body))] = draw.choice(b'[]0123456789.,eE+- "x{}')
+        assert _outcome(bytes(body), length, templates) == _outcome(bytes(body), length), bytes(body)
+    assert templates._binary
+    assert templates._texts or not numbers._read
+    for i in range(MOST_TEMPLATES + 10):
+        _outcome(_request(TENSOR, before=f'"id": "{i}", ').encode(), None, templates)
+    _outcome(_request(TENSOR, before=f'"id": "{"x" * LONGEST_TEMPLATE}", ').encode(), None, templates)
+    assert len(templates._texts) <= MOST_TEMPLATES
+    assert all(len(text) < LONGEST_TEMPLATE for text in templates._texts)

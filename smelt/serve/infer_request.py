@@ -1,0 +1,218 @@
+"""The body of an inference request → its JSON as a struct, and its arrays.
+
+Clients send the same JSON again and again with other numbers. `Templates` know what was read before, so that only the
+numbers are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from smelt.client.wire import NUMPY
+from smelt.device.numbers import PLACE, cut_arrays, read_array
+from smelt.dtype import Array
+from smelt.serve.http import read_json
+from smelt.serve.problems import RequestError
+from smelt.serve.shared_memory import REGION, Regions
+from smelt.serve.tensors import from_bytes, from_json, narrow, read_tensor
+
+MOST_TEMPLATES = 256
+LONGEST_TEMPLATE = 4096  # bytes of the JSON without its arrays
+Parsed = tuple["InferRequest", dict[str, Array]]
+
+
+class TensorIn(msgspec.Struct):
+    name: str
+    shape: list[int]
+    datatype: str
+    parameters: dict[str, Any] = {}
+    data: msgspec.Raw = msgspec.Raw()
+
+
+class TensorOut(msgspec.Struct):
+    name: str
+    parameters: dict[str, Any] = {}
+
+
+class InferRequest(msgspec.Struct):
+    inputs: list[TensorIn]
+    id: str = ""
+    parameters: dict[str, Any] = {}
+    outputs: list[TensorOut] = []
+
+
+_INFER = msgspec.json.Decoder(InferRequest)
+
+
+def parse(
+    body: bytes,
+    header_length: bytes | None,
+    most: int,
+    regions: Regions | None = None,
+    templates: Templates | None = None,
+) -> tuple[InferRequest, dict[str, Array]]:
+    """A request and its arrays. With a header length the JSON comes first and raw tensors follow it."""
+    known = None if templates is None else templates.read(body, header_length)
+    if known is not None:
+        return known
+    view = memoryview(body)
+    head, raw = view, memoryview(b"")
+    if header_length is not None:
+        try:
+            at = int(header_length)
+        except ValueError:
+            at = -1
+        if not 0 <= at <= len(body):
+            raise RequestError(
+                "Inference-Header-Content-Length does not fit the body",
+                expected=f"0 to {len(body)}",
+                got=header_length.decode("latin-1")[:40],
+            )
+        head, raw = view[:at], view[at:]
+    else:
+        quick = _parse_numbers(body, most)
+        if quick is not None:
+            if templates is not None:
+                templates.learn_text(*quick)
+            return quick[:2]
+    asked = read_json(_INFER, head, "the request")
+    inputs: dict[str, Array] = {}
+    for tensor in asked.inputs:
+        if tensor.name in inputs:
+            raise RequestError(f"the input {tensor.name!r} comes twice")
+        size = tensor.parameters.get("binary_data_size")
+        if size is not None:
+            if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= len(raw):
+                raise RequestError(
+                    f"{tensor.name}: binary_data_size does not fit the body",
+                    expected=f"0 to {len(raw)} bytes",
+                    got=repr(size)[:40],
+                )
+            inputs[tensor.name] = from_bytes(tensor.name, tensor.datatype, tensor.shape, raw[:size], most)
+            raw = raw[size:]
+        elif regions is not None and REGION in tensor.parameters:
+            shared = regions.read(tensor.name, tensor.parameters)
+            inputs[tensor.name] = from_bytes(tensor.name, tensor.datatype, tensor.shape, shared, most)
+        elif data := bytes(tensor.data):
+            inputs[tensor.name] = from_json(tensor.name, tensor.datatype, tensor.shape, data, most)
+        else:
+            raise RequestError(f"{tensor.name}: there is no data", expected="data, or binary_data_size")
+    if len(raw):
+        raise RequestError("bytes are left over after the last tensor", got=f"{len(raw)} bytes")
+    if templates is not None and header_length is not None:
+        templates.learn_binary(bytes(head), asked)
+    return asked, inputs
+
+
+def _parse_numbers(body: bytes, most: int) -> tuple[InferRequest, dict[str, Array], list[bytes]] | None:
+    """A request whose inputs are all arrays of numbers, read in one pass, and the texts around them; None: the general
+    reader is needed."""
+    text, arrays = cut_arrays(body, b'"data"')
+    if not arrays:
+        return None
+    try:
+        asked = _INFER.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    if len(asked.inputs) != len(arrays):
+        return None
+    inputs: dict[str, Array] = {}
+    texts: list[bytes] = []
+    for i, (tensor, data) in enumerate(zip(asked.inputs, arrays, strict=True)):
+        if tensor.parameters or bytes(tensor.data) != PLACE % i or tensor.name in inputs:
+            return None
+        found = read_tensor(tensor.name, tensor.datatype, tensor.shape, data, most)
+        if found is None:
+            return None
+        inputs[tensor.name] = found
+        before, _, text = text.partition(PLACE % i)
+        texts.append(before)
+    return asked, inputs, [*texts, text]
+
+
+class TextTemplate(NamedTuple):
+    """A request in JSON without its numbers."""
+
+    asked: InferRequest
+    texts: Sequence[bytes]  # around the arrays
+    shapes: Mapping[str, tuple[int, ...]]
+
+    def read(self, body: bytes) -> Parsed | None:
+        """A body that differs from the template in its numbers alone."""
+        inputs: dict[str, Array] = {}
+        at = 0
+        for before, tensor in zip(self.texts, self.asked.inputs, strict=False):  # one text is behind the last array
+            if not body.startswith(before, at):
+                return None
+            numpy, shape = NUMPY[tensor.datatype], self.shapes[tensor.name]
+            found = read_array(body, at + len(before), prod(shape), numpy.kind in "iu")
+            if found is None:
+                return None
+            made, at = found
+            inputs[tensor.name] = narrow(tensor.name, tensor.datatype, made, numpy).reshape(shape)
+        return (self.asked, inputs) if body[at:] == self.texts[-1] else None
+
+
+class BinaryTemplate(NamedTuple):
+    """The JSON of a request whose tensors follow it."""
+
+    asked: InferRequest
+    size: int  # of the tensors, in bytes
+    tensors: Sequence[tuple[str, np.dtype[Any], int, int, tuple[int, ...]]]  # name, type, elements, offset, shape
+
+    def read(self, body: bytes, start: int) -> Parsed | None:
+        if len(body) - start != self.size:
+            return None
+        return self.asked, {
+            name: np.frombuffer(body, numpy, count, start + offset).reshape(shape)
+            for name, numpy, count, offset, shape in self.tensors
+        }
+
+
+class Templates:
+    """What was read before. Clients choose the texts: their number and lengths are limited."""
+
+    def __init__(self) -> None:
+        self._texts: dict[bytes, TextTemplate] = {}  # by what is before the first array
+        self._binary: dict[bytes, BinaryTemplate] = {}  # by all of the JSON
+
+    def read(self, body: bytes, header_length: bytes | None) -> Parsed | None:
+        if header_length is None:
+            text = self._texts.get(body[: body.find(b"[", body.find(b'"data"'))])
+            return None if text is None else text.read(body)
+        if not header_length.isdigit():
+            return None
+        start = int(header_length)
+        binary = self._binary.get(body[:start])
+        return None if binary is None else binary.read(body, start)
+
+    def learn_text(self, asked: InferRequest, inputs: Mapping[str, Array], texts: Sequence[bytes]) -> None:
+        if sum(map(len, texts)) <= LONGEST_TEMPLATE:
+            template = TextTemplate(asked, texts, {name: array.shape for name, array in inputs.items()})
+            _remember(self._texts, texts[0], template)
+
+    def learn_binary(self, text: bytes, asked: InferRequest) -> None:
+        tensors, offset = [], 0
+        for tensor in asked.inputs:
+            size, numpy, shape = (
+                tensor.parameters.get("binary_data_size"),
+                NUMPY.get(tensor.datatype),
+                tuple(tensor.shape),
+            )
+            if not size or numpy is None or numpy.kind == "b":  # strings and booleans are looked at
+                return
+            tensors.append((tensor.name, numpy, prod(shape), offset, shape))
+            offset += size
+        if len(text) <= LONGEST_TEMPLATE:
+            _remember(self._binary, text, BinaryTemplate(asked, offset, tensors))
+
+
+def _remember(known: dict[bytes, Any], text: bytes, template: Any) -> None:
+    if len(known) >= MOST_TEMPLATES:
+        known.clear()
+    known[text] = template
