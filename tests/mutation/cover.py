@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ IMPORT = ""  # the context of what runs before the first test
 RESULT = "SMELT_COVERAGE_MAP"  # where the plugin writes
 LONGEST, MOST = 1000, 3000  # characters of a test's name, and names: they are arguments of a command
 COMPILER = ("smelt/kernel/", "smelt/passes/")
-CASES = 8  # of one test, before those of the next
+FAR = 1e-3  # a share of a test's lines: a test that runs less of a file than this is as far from it as any
 
 
 @dataclass
@@ -34,6 +34,7 @@ class CoverageMap:
 
     lines: dict[str, dict[int, set[str]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(set)))
     seconds: dict[str, float] = field(default_factory=dict)
+    ran: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))  # test → lines of each file
 
     def add(self, record: dict[str, Any]) -> None:
         self.seconds |= record["seconds"]
@@ -41,39 +42,43 @@ class CoverageMap:
         for file, lines in record["lines"].items():
             for line, tests in lines.items():
                 self.lines[file][int(line)].update(names[test] for test in tests)
+                for test in tests:
+                    self.ran[names[test]][file] += 1
 
     def tests_of(self, file: str, lines: Collection[int], budget: float) -> list[str]:
         """Tests that run one of some lines, as many as fit into the budget of seconds; at least one.
 
-        Quick ones first, and a few cases of every test before more of the same; those of the same room of the package
-        count as four times as quick, and texts of what the compiler makes, which show any change of it, as ten times
-        as quick. Without lines: tests that run anything of the file. What no test runs in its own
-        process may run in a child of one: see `near`.
+        Tests that are quick, and close to the file, come first: see `cost`. The n-th case of a test counts as n times
+        as slow, so that cases of other tests come in between. Without lines: tests that run anything of the file. What
+        no test runs in its own process may run in a child of one: see `near`.
         """
         room = "/".join(("tests/unit", *file.split("/")[1:-1][:1], ""))
         every = self.lines.get(file, {})
         names = set().union(*(every.get(line, ()) for line in lines or every))
         if not names & self.seconds.keys():
             names = self.near(file, room)
-
-        def cost(name: str) -> float:
-            shown = file.startswith(COMPILER) and name.startswith("tests/golden/")
-            return self.seconds[name] / (10 if shown else 4 if name.startswith(room) else 1)
-
-        cases: dict[str, int] = defaultdict(int)
-        order: list[tuple[int, float, str]] = []
-        for name in sorted(names & self.seconds.keys(), key=lambda name: (cost(name), name)):
+        costs = {name: self.cost(name, file, room) for name in names & self.seconds.keys()}
+        cases: Counter[str] = Counter()
+        order: list[tuple[float, str]] = []
+        for name in sorted(costs, key=lambda name: (costs[name], name)):
             test = name.partition("[")[0]
-            order.append((cases[test] // CASES, cost(name), name))
             cases[test] += 1
+            order.append((costs[name] * cases[test], name))
         spent = 0.0
         kept: list[str] = []
-        for _, _, name in sorted(order):
-            spent += self.seconds[name]
-            if kept and (spent > budget or len(kept) == MOST):
-                break
-            kept.append(name)
+        for _, name in sorted(order):
+            if len(kept) < MOST and (not kept or spent + self.seconds[name] <= budget):
+                spent += self.seconds[name]
+                kept.append(name)
         return kept
+
+    def cost(self, name: str, file: str, room: str) -> float:
+        """The seconds of a test, less the closer it is: by the share of the file in all lines that it runs. Texts of
+        what the compiler makes show any change of it, and count as ten times as quick, tests of the same room as four
+        times as quick."""
+        shown = file.startswith(COMPILER) and name.startswith("tests/golden/")
+        share = self.ran[name][file] / max(self.ran[name].total(), 1)
+        return self.seconds[name] / (10 if shown else 4 if name.startswith(room) else 1) / max(share, FAR) ** 0.5
 
     def near(self, file: str, room: str) -> set[str]:
         """Tests of the room whose file is named after a module or its folder, and those of `tests/cuda` for `cuda_*`:

@@ -104,7 +104,9 @@ class Copy:
 
     def try_again(self, trial: Trial, coverage: CoverageMap, options: argparse.Namespace, budget: float) -> None:
         """The tests after those of the first try, then a sample of the suites."""
-        tests = coverage.tests_of(trial.file, trial.mutant.lines, options.budget + budget)[trial.tests :]
+        first = {*coverage.tests_of(trial.file, trial.mutant.lines, options.budget)} if trial.tests else set()
+        tests = coverage.tests_of(trial.file, trial.mutant.lines, options.budget + budget)
+        tests = [each for each in tests if each not in first]
         self.try_tests(trial, tests, min(options.second_limit, 3 * budget + 10), check=True)
         if trial.outcome != "killed" and options.sample_limit and trial.file.startswith(SUITES):
             self.try_tests(trial, [SAMPLE], options.sample_limit, check=True)

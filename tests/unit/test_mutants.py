@@ -94,20 +94,33 @@ def test_tests_of_a_line() -> None:
     """Cases of every test before more of one; those of the room first; without lines: all that run the file."""
     coverage = CoverageMap()
     coverage.seconds = {f"tests/unit/cli/test_a.py::test_a[{i}]": 0.1 for i in range(20)}
-    coverage.seconds |= {"tests/unit/ir/test_b.py::test_b": 0.3, "tests/unit/cli/test_c.py::test_c": 2.0}
+    coverage.seconds |= {"tests/unit/ir/test_b.py::test_b": 0.3, "tests/unit/cli/test_c.py::test_c": 0.55}
     names = set(coverage.seconds)
     coverage.lines["smelt/ir/x.py"][3] |= names
     coverage.lines["smelt/ir/x.py"][1] |= {IMPORT}
     coverage.lines["smelt/ir/y.py"][1] |= {IMPORT}
     coverage.lines["smelt/ir/x.py"][4] |= {"tests/unit/ir/test_b.py::test_fails"}
-    first = coverage.tests_of("smelt/ir/x.py", [2, 3], 1.2)
+    first = coverage.tests_of("smelt/ir/x.py", [2, 3], 1.5)
     assert first[0] == "tests/unit/ir/test_b.py::test_b"
-    assert "tests/unit/ir/test_b.py::test_b" in first
-    assert len(first) == 9
+    assert [name.partition("::")[2][:6] for name in first] == ["test_b", *["test_a"] * 5, "test_c", "test_a"]
+    assert "tests/unit/cli/test_c.py::test_c" not in coverage.tests_of("smelt/ir/x.py", [3], 1.2)
+    assert len(coverage.tests_of("smelt/ir/x.py", [3], 1.2)) == 10, "one that does not fit leaves room for others"
     for lines in ((), (1,), (9,)):
         assert set(coverage.tests_of("smelt/ir/x.py", lines, 100)) == names
         assert coverage.tests_of("smelt/ir/y.py", lines, 100) == ["tests/unit/ir/test_b.py::test_b"]
     assert coverage.tests_of("smelt/aot/z.py", [1], 100) == []
+
+
+def test_tests_close_to_a_file_come_first() -> None:
+    """Of two tests that run a line, the one of which it is a larger part, even where that one takes longer."""
+    whole, close = "tests/unit/ir/test_a.py::test_whole", "tests/unit/ir/test_b.py::test_close"
+    record = {"seconds": {whole: 0.5, close: 1.0}, "names": [IMPORT, whole, close]}
+    lines = {"smelt/ir/x.py": {"3": [1, 2], "4": [2]}, "smelt/ir/y.py": {str(line): [1] for line in range(98)}}
+    coverage = CoverageMap()
+    coverage.add({**record, "lines": lines})
+    assert coverage.ran[whole] == {"smelt/ir/x.py": 1, "smelt/ir/y.py": 98}
+    assert coverage.tests_of("smelt/ir/x.py", [3], 1.0) == [close]
+    assert coverage.tests_of("smelt/ir/x.py", [3], 1.6) == [close, whole]
 
 
 def test_texts_of_the_compiler_come_first() -> None:

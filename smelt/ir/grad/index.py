@@ -437,11 +437,7 @@ def _follow(b: Builder, tangent: Value, places: Value, dimension: int) -> Value:
 
 
 def _sort_jvp(sweep: Forward, op: Op) -> None:
-    b, dimension = sweep.b, op.attrs["dimension"] % max(op.operands[0].shape.rank, 1)
-    if not op.operands[0].shape.rank:
-        for value, result in zip(op.operands, op.results, strict=True):
-            sweep.put(result, sweep.tangent(value))
-        return
+    b, dimension = sweep.b, op.attrs["dimension"] % op.operands[0].shape.rank
     places = b.iota(iota_dimension=dimension, result=Shape.of(i32, op.operands[0].shape.sizes))
     region = op.regions[0]
     pair = Shape.of(i32, ())

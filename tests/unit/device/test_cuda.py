@@ -72,6 +72,13 @@ def test_names_and_facts(monkeypatch: pytest.MonkeyPatch) -> None:
             refused()
 
 
+def test_shared_memory_of_the_targets() -> None:
+    """KiB that a block may have, by compute capability: the table of the CUDA C++ programming guide."""
+    shared = {"sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90": 227, "sm_100": 227, "sm_120": 99}
+    assert {name: target.cache_bytes[0] for name, target in TARGETS.items()} == {k: v << 10 for k, v in shared.items()}
+    assert {(target.vector_bytes, target.registers) for target in TARGETS.values()} == {(32 * 4, 255)}  # warp, thread
+
+
 def test_targets() -> None:
     device = Here(1)
     here = device.target()

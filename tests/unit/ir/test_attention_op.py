@@ -97,6 +97,15 @@ def test_what_does_not_fit_is_refused(said: dict[str, Any]) -> None:
         program(shapes, Shape("f32", 2, 5), **{"layout": "qd,kd,ke->qe", **said})
 
 
+@pytest.mark.parametrize("layout", ["qcd,kcd,ke->qe", "qd,kmd,kme->qe", "qd,kd,kef->qef"])
+def test_one_depth_one_key_and_one_value(layout: str) -> None:
+    """Sizes fit, but two letters are summed over in the same place, or shown of the values."""
+    sizes = {"q": 2, "d": 4, "c": 6, "k": 3, "m": 7, "e": 5, "f": 8}
+    *shapes, result = (Shape("f32", *map(sizes.__getitem__, word)) for word in layout.replace("->", ",").split(","))
+    with pytest.raises(VerifyError, match="layout"):
+        program(shapes, result, layout=layout)
+
+
 def test_a_mask_that_chooses_is_boolean() -> None:
     shapes = [Shape("f32", 2, 4), Shape("f32", 3, 4), Shape("f32", 3, 5), Shape("f32", 3)]
     with pytest.raises(VerifyError, match="booleans"):

@@ -207,6 +207,20 @@ def test_real_dynamic_slice():
         f.real_dynamic_slice(f.args[0], f.args[1], f.args[2], f.constant([1], "i32"))
 
 
+@pytest.mark.parametrize("more", [0, 1])
+def test_the_size_of_a_slice_whose_stride_is_a_size(more: int):
+    """B may be 0, which is no stride: then nothing divides by it. B + 1 is one: (9 + B) // (B + 1) elements."""
+    f = FuncBuilder("main", [Shape("f32", 9), Shape("f32", B)])
+    stride = f.add(sizes_of(f, (1, 0)), f.constant([more], "i32"))
+    found = f.real_dynamic_slice(f.args[0], f.constant([0], "i32"), f.constant([9], "i32"), stride)
+    assert (found.type.sizes[0] == (9 + B) // (B + 1)) == bool(more), found.type
+    got = run(program(f, found), [f32(9), f32(4)])[0]
+    assert got.tolist() == [*range(0, 9, 4 + more)]
+    if not more:
+        with pytest.raises(RunError, match="positive"):
+            run(program(f, found), [f32(9), f32(0)])
+
+
 def test_chlo_dynamic_reshape_takes_minus_one():
     f = FuncBuilder("main", [Shape("f32", B, 6), vector(2)])
     half = f.op("chlo.dynamic_reshape", f.args[0], f.constant([-1, 3], "i64")).result

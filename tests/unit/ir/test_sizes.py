@@ -1,5 +1,6 @@
 """What small integer tensors are as polynomials, held against formulas written by hand and runs on numbers."""
 
+import operator
 import time
 
 import numpy as np
@@ -106,6 +107,21 @@ def test_schedules():
     assert trace(f.select(open_question, b, b)) == (B,)
     assert trace(f.select(f.not_(less), b, s)) == (S,)
     assert trace(f.select(f.and_(less, never), b, s)) == (S,)
+
+
+@pytest.mark.parametrize("direction", ["EQ", "NE", "LT", "LE", "GT", "GE"])
+def test_comparisons_hold_or_fail_for_all_sizes_or_are_unknown(direction: str) -> None:
+    """Sizes are at least 0: B + 2 against B + d, and B against a number."""
+    f, b, _ = builder()
+    holds = {"EQ": operator.eq, "NE": operator.ne, "LT": operator.lt, "LE": operator.le, "GT": operator.gt}
+    compare = holds.get(direction, operator.ge)
+    two = f.add(b, number(f, 2))
+    for d in range(5):
+        found = trace(f.compare(two, f.add(b, number(f, d)), comparison_direction=direction))
+        assert found == (int(compare(2, d)),), d
+        found = trace(f.compare(b, number(f, d - 2), comparison_direction=direction))
+        every = {int(compare(size, d - 2)) for size in range(9)}
+        assert found == (tuple(every) if len(every) == 1 else None), d
 
 
 def test_numbers_that_do_not_fit_their_type_are_not_known():
