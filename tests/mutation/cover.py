@@ -57,7 +57,7 @@ class CoverageMap:
         names = set().union(*(every.get(line, ()) for line in lines or every))
         if not names & self.seconds.keys():
             names = self.near(file, room)
-        costs = {name: self.cost(name, file, room) for name in names & self.seconds.keys()}
+        costs = {name: self.cost(name, file) for name in names & self.seconds.keys()}
         cases: Counter[str] = Counter()
         order: list[tuple[float, str]] = []
         for name in sorted(costs, key=lambda name: (costs[name], name)):
@@ -72,13 +72,14 @@ class CoverageMap:
                 kept.append(name)
         return kept
 
-    def cost(self, name: str, file: str, room: str) -> float:
+    def cost(self, name: str, file: str) -> float:
         """The seconds of a test, less the closer it is: by the share of the file in all lines that it runs. Texts of
-        what the compiler makes show any change of it, and count as ten times as quick, tests of the same room as four
-        times as quick."""
+        what the compiler makes show any change of it, and count as ten times as quick, tests of a folder of the same
+        name as four times as quick."""
         shown = file.startswith(COMPILER) and name.startswith("tests/golden/")
+        named = name.startswith(tuple(f"tests/unit/{folder}/" for folder in file.split("/")[1:-1]))
         share = self.ran[name][file] / max(self.ran[name].total(), 1)
-        return self.seconds[name] / (10 if shown else 4 if name.startswith(room) else 1) / max(share, FAR) ** 0.5
+        return self.seconds[name] / (10 if shown else 4 if named else 1) / max(share, FAR) ** 0.5
 
     def near(self, file: str, room: str) -> set[str]:
         """Tests of the room whose file is named after a module or its folder, and those of `tests/cuda` for `cuda_*`:

@@ -123,6 +123,15 @@ def test_tests_close_to_a_file_come_first() -> None:
     assert coverage.tests_of("smelt/ir/x.py", [3], 1.6) == [close, whole]
 
 
+def test_tests_of_every_folder_of_a_file_count_as_close() -> None:
+    coverage = CoverageMap()
+    grad, other = "tests/unit/grad/test_rules.py::test", "tests/unit/llm/test_a.py::test"
+    coverage.seconds = {grad: 3.0, other: 1.0}
+    for file, first in (("smelt/ir/grad/control.py", grad), ("smelt/ir/control.py", other), ("smelt/dtype.py", other)):
+        coverage.lines[file][3] |= {grad, other}
+        assert coverage.tests_of(file, [3], 100)[0] == first
+
+
 def test_texts_of_the_compiler_come_first() -> None:
     coverage = CoverageMap()
     unit, golden = "tests/unit/kernel/test_a.py::test_a", "tests/golden/test_source.py::test_source[x]"

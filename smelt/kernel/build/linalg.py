@@ -261,7 +261,7 @@ def _ragged_contracting(nest: Nest, op: Op, output: Output) -> None:
         b = {y: a[x] for x, y in r.batch}
         a |= {d: next(places) for d in r.left}
         b |= {d: next(places) for d in r.right}
-        total = nest.declare(r.kind, identity("add", r.kind) if not r.kind.is_complex else Number(0, r.kind))
+        total = nest.declare(r.kind, identity("add", r.kind))
         with nest.loops([r.lhs.sizes[x] for x, _ in others], "ordered") as inner:
             left = a | {x: at for (x, _), at in zip(others, inner, strict=True)}
             right = b | {y: at for (_, y), at in zip(others, inner, strict=True)}
