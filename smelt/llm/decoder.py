@@ -105,6 +105,11 @@ def turn(x: Tensor, rope: Rope, positions: Tensor) -> Tensor:
     return concatenate([base(first, turn=(cosines, signed)), rest], "k")
 
 
+def _take_rows(x: Tensor, rows: Tensor | None) -> Tensor:
+    """The rows of tokens that are asked for; all of them without `rows`."""
+    return x if rows is None else x.take(rows, "s").rename(r="s")
+
+
 class Attention(Model):
     q: Linear | None
     k: Linear | None
@@ -132,38 +137,41 @@ class Attention(Model):
         sizes = config.heads, config.kv_heads, config.head_size
         self._attend = paged_attention(*sizes, config.scale, config.softcap, layer.window, config.cache)
 
-    def __call__(self, x: Tensor, cache: Cache, places: AnyPlaces) -> tuple[Tensor, Cache]:
+    def __call__(self, x: Tensor, cache: Cache, places: AnyPlaces, rows: Tensor | None = None) -> tuple[Tensor, Cache]:
+        """Attention of all tokens, or of `rows` i32[r] of them; keys and values are written for all."""
         config, layer = self._config, self._layer
-        wide, narrow, same = self._project(x)
+        wide, narrow, same = self._project(x, rows)
         q = wide.split("e", h=config.heads, k=None)
         k, v = (each.split("e", g=config.kv_heads, k=None) for each in (narrow, same))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
+        position = _take_rows(places.position, rows)
         if layer.rope is not None:
-            q, k = turn(q, layer.rope, places.position), turn(k, layer.rope, places.position)
+            q, k = turn(q, layer.rope, position), turn(k, layer.rope, places.position)
         new = cast(k, config.cache), cast(v, config.cache)
         if isinstance(places, Slots):
             keys, values = (write_slots(old, each, places.position) for old, each in zip(cache, new, strict=True))
-            y = slot_attention(q, keys, values, places.position, config.scale, config.softcap, layer.window)
+            y = slot_attention(q, keys, values, position, config.scale, config.softcap, layer.window)
         else:
             keys, values = (
                 write_pages(old, each, places.page, places.place) for old, each in zip(cache, new, strict=True)
             )
             if isinstance(places, Places):
-                y = self._attend(q, keys, values, places.table, places.sequence, places.position)
+                y = self._attend(q, keys, values, places.table, _take_rows(places.sequence, rows), position)
             else:
                 numbers = config.scale, config.softcap, layer.window or 0
-                y = sequence_attention(q, keys, values, places.pages, places.position, *numbers)
+                y = sequence_attention(q, keys, values, places.pages, position, *numbers)
         return self.o(y.merge("h k", "e")), (keys, values)
 
-    def _project(self, x: Tensor) -> Sequence[Tensor]:
-        """Queries, keys and values, [s, e] each."""
+    def _project(self, x: Tensor, rows: Tensor | None) -> Sequence[Tensor]:
+        """Queries of the rows, keys and values of all tokens, [s, e] each."""
         if self.qkv is not None:
-            return chunk(self.qkv(x), "e", self._widths)
+            q, k, v = chunk(self.qkv(x), "e", self._widths)
+            return _take_rows(q, rows), k, v
         assert self.q is not None
         assert self.k is not None
         assert self.v is not None
-        return self.q(x), self.k(x), self.v(x)
+        return self.q(_take_rows(x, rows)), self.k(x), self.v(x)
 
 
 class MLP(Model):
@@ -214,8 +222,10 @@ class Block(Model):
             self.mlp = Mixture(config, layer.experts, f"{path}.mlp", formats)
         self.after_mlp = Norm(config, "d", config.d) if config.post_norms else None
 
-    def __call__(self, x: Tensor, cache: Cache, places: AnyPlaces) -> tuple[Tensor, Cache]:
-        y, cache = self.attn(self.before_attn(x), cache, places)
+    def __call__(self, x: Tensor, cache: Cache, places: AnyPlaces, rows: Tensor | None = None) -> tuple[Tensor, Cache]:
+        """States after the layer, of all tokens or of `rows` of them, and the cache with keys and values of all."""
+        y, cache = self.attn(self.before_attn(x), cache, places, rows)
+        x = _take_rows(x, rows)
         x = x + (y if self.after_attn is None else self.after_attn(y))
         y = self.mlp(self.before_mlp(x))
         return x + (y if self.after_mlp is None else self.after_mlp(y)), cache
@@ -252,12 +262,15 @@ class Decoder(Model):
         return self._step(tokens, pools, Places(table, sequence, position, page, place), rows)
 
     def _step(self, tokens: Tensor, pools: list[Cache], places: AnyPlaces, rows: Tensor) -> Stepped:
-        x, after = self._layers(tokens, pools, places)
-        states = self.norm(x.take(rows, "s"))
+        x, after = self._layers(tokens, pools, places, rows)
+        states = self.norm(x.rename(s="r"))
         return Stepped(self._logits(states), states, after)
 
-    def _layers(self, tokens: Tensor, caches: list[Cache], places: AnyPlaces) -> tuple[Tensor, list[Cache]]:
-        """States [s, d] before the last norm, and the caches with the new keys and values."""
+    def _layers(
+        self, tokens: Tensor, caches: list[Cache], places: AnyPlaces, rows: Tensor | None = None
+    ) -> tuple[Tensor, list[Cache]]:
+        """States [s, d] before the last norm, of all tokens or of `rows` of them, and the caches with the new keys and
+        values. The last layer computes keys and values of all tokens, and the rest for the rows alone."""
         config = self._config
         x = self.embed.take(tokens, "v")
         if config.embed_scale != 1.0:
@@ -266,7 +279,7 @@ class Decoder(Model):
             x = x + self.positions.take(places.position, "p")
         after = []
         for layer, cache in zip(self.layers, caches, strict=True):
-            x, cache = layer(x, cache, places)
+            x, cache = layer(x, cache, places, rows if layer is self.layers[-1] else None)
             after.append(cache)
         return x, after
 

@@ -18,7 +18,10 @@ from smelt.cli.chat import Conversation
 from smelt.cli.generate import generate
 from smelt.cli.inspect import inspect
 from smelt.errors import FileError, MemoryLimitError, ParseError, RunError, SmeltError
-from smelt.llm import LanguageModel, Sampling
+from smelt.ir.cost import operations
+from smelt.llm import LanguageModel, Sampling, checkpoint
+from smelt.llm.step import step_program
+from smelt.size import evaluate
 from tests.llm_checkpoints import FIXTURE, Case, write_checkpoint
 from tests.llm_gguf import write_vocabulary
 
@@ -49,6 +52,18 @@ def test_a_path_gives_the_same_object_everywhere(folder: Path, model: LanguageMo
         np.testing.assert_allclose(other.logits([3, 4, 5]), model.logits([3, 4, 5]), rtol=1e-4, atol=1e-4)
     assert model.logits([3]).dtype == np.float32
     assert model.logits([3, 4]).shape == (2, 96)
+
+
+def test_the_last_layer_computes_the_wanted_rows_alone(folder: Path) -> None:
+    """All but its keys and values: with one row of many a layer's products are those of one token."""
+    found = checkpoint.open(folder, None)
+    config, program = found.config, step_program(found, "f32")
+    count = operations(program)
+    sizes = {"S": 64, "B": 1, "M": 1, "P": 1}
+    one, all_rows = (evaluate(count, {**sizes, "R": rows}) for rows in (1, 64))
+    wide = config.heads * config.head_size
+    products = 2 * config.d * (2 * wide + 3 * config.f + config.v)  # q, o, gate, up, down and the logits of a row
+    assert all_rows - one >= 63 * products
 
 
 @pytest.mark.parametrize("engine", ["native", "pjrt"])
