@@ -24,16 +24,21 @@ static ucontext_t begun, entry;
 static jmp_buf scheduler, fibers[MOST];  // a fiber's first step needs a context, later ones a jump, which is no system call
 static char *stacks[MOST];
 static bool finished[MOST];
-static int current, threads_here, moved;
+static int current, threads_here, blocks_here = 1, moved;  // blocks_here: those of a cluster, whose fibers run together
 static bool backwards = true;  // every other turn begins with the last thread, so that a missing barrier shows
-static Barrier warp_barriers[MOST / WARP], block_barrier;
+static Barrier warp_barriers[MOST / WARP], block_barriers[MOST / WARP], cluster_barrier;
 static unsigned exchanged[MOST];
 static void (*kernel_here)(const long long *);
 static const long long *arguments_here;
 
+static int smelt_rank(void) { return current / threads_here; }
+static void resume_fiber(void) {
+  threadIdx.x = current % threads_here;
+  blockIdx.x = blockIdx.x / blocks_here * blocks_here + smelt_rank();
+}
 static void pause_fiber(void) {
   if (!_setjmp(fibers[current])) _longjmp(scheduler, 1);
-  threadIdx.x = current;
+  resume_fiber();
 }
 static void wait_at(Barrier *barrier, int members) {
   moved++;
@@ -46,11 +51,12 @@ static void wait_at(Barrier *barrier, int members) {
   while (barrier->generation == generation) pause_fiber();
 }
 static int warp_members(void) {
-  const int rest = threads_here - current / WARP * WARP;
+  const int rest = threads_here - current % threads_here / WARP * WARP;
   return rest < WARP ? rest : WARP;
 }
 static void __syncwarp(unsigned mask = 0xffffffffu) { wait_at(&warp_barriers[current / WARP], warp_members()); }
-static void __syncthreads(void) { wait_at(&block_barrier, threads_here); }
+static void __syncthreads(void) { wait_at(&block_barriers[smelt_rank()], threads_here); }
+static void smelt_sync_cluster(void) { wait_at(&cluster_barrier, blocks_here * threads_here); }
 static unsigned exchange(unsigned value, int from) {
   exchanged[current] = value;
   __syncwarp();
@@ -87,7 +93,11 @@ static void smelt_mma_sync(float *c, const unsigned *a, const unsigned *b) {
 }
 
 // Asynchronous copies and products are done when a thread waits for them: what reads or overwrites too early is found.
-static char smelt_shared[232448] __attribute__((aligned(1024)));  // of a launch that asks for shared memory
+static char shared_of_block[4][232448] __attribute__((aligned(1024)));  // of a launch that asks for shared memory
+#define smelt_shared (shared_of_block[smelt_rank()])
+template <class T> static const T *smelt_shared_of(const T *at, int rank) {
+  return (const T *)(shared_of_block[rank] + ((const char *)at - smelt_shared));
+}
 struct smelt_words;
 struct Copied { void *to; const void *from; int used; };
 static std::vector<Copied> copies[MOST];
@@ -176,7 +186,7 @@ static int __clzll(long long x) { return x ? __builtin_clzll((unsigned long long
 
 static void run_fiber(void) {
   if (!_setjmp(fibers[current])) swapcontext(&entry, &begun);
-  threadIdx.x = current;
+  resume_fiber();
   kernel_here(arguments_here);
   finished[current] = true;
   _longjmp(scheduler, 1);
@@ -194,7 +204,8 @@ static void run_block(int threads) {
     finished[i] = false;
   }
   memset(warp_barriers, 0, sizeof warp_barriers);
-  memset(&block_barrier, 0, sizeof block_barrier);
+  memset(block_barriers, 0, sizeof block_barriers);
+  memset(&cluster_barrier, 0, sizeof cluster_barrier);
   for (volatile int left = threads; left;) {
     const volatile int before = left, moves = moved;
     backwards = !backwards;
@@ -211,16 +222,22 @@ static void run_block(int threads) {
     }
   }
 }
-static void emulate(void (*kernel)(const long long *), bool waits, int blocks, int threads, const long long *arguments) {
+static void emulate(void (*kernel)(const long long *), bool waits, int cluster, int blocks, int threads,
+                    const long long *arguments) {
+  if (blocks % cluster) {
+    fprintf(stderr, "blocks that are no whole clusters\n");
+    abort();
+  }
   kernel_here = kernel;
+  blocks_here = cluster;
   arguments_here = arguments;
   threads_here = threads;
   gridDim.x = blocks;
   blockDim.x = threads;
-  for (int block = 0; block < blocks; block++) {
+  for (int block = 0; block < blocks; block += cluster) {
     blockIdx.x = block;
     if (waits) {
-      run_block(threads);
+      run_block(cluster * threads);
     } else {
       for (current = 0; current < threads; current++) {
         threadIdx.x = current;

@@ -106,6 +106,22 @@ def test_bf16_weights_on_tensor_cores(machine: str, left: str, emulated: Emulate
     assert [*map(str, made(odd.astype(kind))[0].numpy()[:, 0])] == [str(np.float32(np.inf * np.sign(w[5, 0]))), "nan"]
 
 
+@pytest.mark.parametrize("left", ["bf16", "f32"])
+def test_several_rows_take_clusters_of_blocks(left: str, emulated: EmulatedCuda, seed: int) -> None:
+    """Blocks that share the rows: the bits of one row by itself, for depths that fill no line and those that do."""
+    random = np.random.default_rng(seed)
+    for depth, columns, most in ((333, 128, 20), (544, 256, 12)):
+        w, x = (random.standard_normal(sizes, np.float32) for sizes in ((depth, columns), (most, depth)))
+        weights = Weights.of({"w": HostBuffer.of(w.astype(dtype("bf16").numpy))})
+        programs = [parse(bf16_product(rows, depth, columns, left)) for rows in (most, 1)]
+        some, one = (NativeEngine(emulated.target()).compile(each).prepare(weights) for each in programs)
+        rows = x.astype(dtype(left).numpy)
+        got = some(rows)[0].numpy()
+        np.testing.assert_allclose(got, rows.astype(np.float32) @ weights["w"].numpy().astype(np.float32), atol=2e-4)
+        for i in (0, most - 1):
+            np.testing.assert_array_equal(got[i : i + 1], one(rows[i : i + 1])[0].numpy())
+
+
 def test_few_tiles_are_split_along_k(emulated: EmulatedCuda, seed: int) -> None:
     """K-blocks on blocks of their own: the bits of a processor."""
     text = bf16_product(20, 300, 100, "f32").replace("bf16", "f32")

@@ -37,8 +37,10 @@ PRELUDE = "\n".join(
         "#define LANES",
         "#if __CUDA_ARCH__ >= 900",  # the next launch may begin, if it waits itself for what this one writes
         '#define SMELT_RELEASE() asm volatile("griddepcontrol.launch_dependents;")',
+        "#define SMELT_CLUSTER(blocks) __cluster_dims__(blocks)",
         "#else",
         "#define SMELT_RELEASE()",
+        "#define SMELT_CLUSTER(blocks)",
         "#endif",
         "",
     )

@@ -17,7 +17,7 @@ from smelt.errors import UnsupportedError
 from smelt.kernel import math
 from smelt.kernel.emit.printer import Printer, apply_text
 from smelt.kernel.emit.tile_cuda import FEW, MMA, TILE, TILED
-from smelt.kernel.emit.tile_mma import attend_call, few_call, tile_call
+from smelt.kernel.emit.tile_mma import attend_call, cluster_call, few_call, tile_call
 from smelt.kernel.loops.fold import identity
 from smelt.kernel.loops.form import KEYS_BF16
 from smelt.kernel.loops.grammar import (
@@ -45,9 +45,11 @@ from smelt.kernel.loops.grammar import (
 from smelt.kernel.loops.simt import THREADS, WARP, Stage, map_to_grid, reads_from, static_extent, stores_to
 from smelt.kernel.loops.tensor_tile import (
     ATTEND,
+    CLUSTER,
     FEW_TENSOR,
     TENSOR,
     few_columns,
+    is_clustered,
     resident_blocks,
     stage_bytes,
     tile_columns,
@@ -136,7 +138,8 @@ class StagePrinter(Printer):
         parameters += [f"const i64 s{i}" for i in range(len(self.sizes))]
         parameters.append("char *const smelt_memory")
         bounds = str(stage.threads) if self.resident == 1 else f"{stage.threads}, {self.resident}"
-        head = f'extern "C" __global__ void __launch_bounds__({bounds}) {self.name}({", ".join(parameters)}) {{'
+        attributes = f"__launch_bounds__({bounds}){self.clusters}"
+        head = f'extern "C" __global__ void {attributes} {self.name}({", ".join(parameters)}) {{'
         lane = {"thread": "0", "warp": f"(int)(threadIdx.x % {WARP})", "block": "(int)threadIdx.x"}[stage.group]
         start = [f"  const int {LANE} = {lane}; (void){LANE};", "  SMELT_RELEASE();"]
         return "\n".join([head, *start, *self.locals.values(), *lines, "}"])
@@ -166,7 +169,14 @@ class StagePrinter(Printer):
         if any(each.form in ATTEND for each in products):
             return 2
         few = [each for each in products if each.form in FEW_TENSOR]
-        return min((resident_blocks(each) for each in few), default=1)
+        blocks = static_extent(self.stage.extent)
+        return min((resident_blocks(each, blocks) for each in few), default=1)
+
+    @property
+    def clusters(self) -> str:
+        """Neighbouring blocks that run together."""
+        products = (each for each in walk_statements(self.stage.body) if isinstance(each, Mma))
+        return f" SMELT_CLUSTER({CLUSTER})" if any(map(is_clustered, products)) else ""
 
     @property
     def weights(self) -> int | None:
@@ -433,6 +443,13 @@ class StagePrinter(Printer):
             stages = self.stage.ring // stage_bytes(mma.form, tile_columns(mma))
             function = tile_call(mma.form, tile_columns(mma), stages)
             return f"{function}({LANE}, smelt_shared, {', '.join(given)});"
+        if is_clustered(mma):
+            clustered = [
+                *(given[i] for i in (0, 1, 3, 6, 7)),
+                self.expr(mma.b.strides[2]),
+                *(given[i] for i in (9, 10, 11, 12)),
+            ]
+            return f"{cluster_call(mma.form, self.resident)}({LANE}, smelt_shared, {', '.join(clustered)});"
         if mma.form in FEW_TENSOR:
             few = [given[i] for i in (0, 1, 3, 6, 7, 9, 10, 11, 12)]
             function = few_call(mma.form, few_columns(mma))

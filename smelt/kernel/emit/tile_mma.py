@@ -4,6 +4,7 @@
 |---|---|---|
 | `smelt_tile_FORM` | 128 | `cp.async` fills a ring of stages in shared memory; `wgmma` on sm_90, else `mma.sync` |
 | `smelt_few_FORM` | up to 32 | weights go from memory to registers and are the left operand of `mma.sync` |
+| `smelt_few_cluster` | 9 to 32 | the same sums by four blocks together (sm_90), each with a fourth of K |
 | `smelt_keys`, `smelt_values` | up to 8 | attention: products with keys, which warps share, and sums of values |
 
 Which steps of K share an instruction does not change their sum, so a thread takes 8 adjacent steps of one row and of
@@ -27,6 +28,16 @@ inline void smelt_mma_sync(f32 *c, const ui32 *a, const ui32 *b) {
 }
 #if __CUDA_ARCH__ >= 900
 inline void smelt_await() { asm volatile("griddepcontrol.wait;" ::: "memory"); }  // for what earlier launches write
+#define SMELT_CLUSTERS 1  // neighbouring blocks run together and read each other's shared memory
+inline int smelt_rank() { ui32 rank; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank)); return (int)rank; }
+inline void smelt_sync_cluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+template <class T> inline const T *smelt_shared_of(const T *at, int rank) {  // the same place of another block
+  ui64 there;
+  asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(at), "r"(rank));
+  return (const T *)there;
+}
 #else
 inline void smelt_await() {}
 #endif
@@ -106,15 +117,14 @@ template <> struct smelt_left<f32> {
 };
 """
 FEW = """\
-// Weights and rows go from memory to registers, DEEP turns ahead. Eight warps share K, 32 steps of each turn.
-template <int GROUPS, int TILES, int DEEP, bool WHOLE, class L> inline void smelt_few_rows(int lane, char *ring,
-    i64 rows, const L *a, i64 row, const ui16 *b, i64 line, i64 count, f32 *acc, i64 width, i64 columns) {
+// Sums of a warp: it takes 32 steps of K every turn, of which a thread has line `begin` of 32. Weights and rows go from
+// memory to registers, DEEP turns ahead. `weights` are those of the thread's first column.
+template <int GROUPS, int TILES, int DEEP, bool WHOLE, class L> inline void smelt_few_sums(f32 (&sum)[TILES][GROUPS][4],
+    i64 rows, const L *a, i64 row, const ui16 *weights, i64 line, i64 count, int begin, int group) {
   enum { PARTS = smelt_left<L>::PARTS, WORDS = sizeof(L) / 2, EACH = 8 / WORDS };
-  const int warp = lane / 32, group = lane % 32 / 4, member = lane % 4, begin = 4 * warp + member;
   const int lines = (int)((count + 7) / 8), turns = (lines + 31) / 32;
-  f32 sum[TILES][GROUPS][4] = {};
   smelt_words y[DEEP][2 * TILES], x[DEEP][GROUPS][WORDS];
-  const ui16 *weights = b + begin * line + group * 8;
+  weights += begin * line;
   const L *left = a + group * row + 8 * begin;
   const auto load_weights = [&](smelt_words (&to)[2 * TILES], int turn) {
     const bool there = 32 * turn + begin < lines;
@@ -166,6 +176,13 @@ template <int GROUPS, int TILES, int DEEP, bool WHOLE, class L> inline void smel
       load_weights(y[i], turn + DEEP + i);
       load_rows(x[i], turn + DEEP + i);
     }
+}
+// Eight warps share K; each has all columns of the block.
+template <int GROUPS, int TILES, int DEEP, bool WHOLE, class L> inline void smelt_few_rows(int lane, char *ring,
+    i64 rows, const L *a, i64 row, const ui16 *b, i64 line, i64 count, f32 *acc, i64 width, i64 columns) {
+  const int warp = lane / 32, group = lane % 32 / 4, member = lane % 4;
+  f32 sum[TILES][GROUPS][4] = {};
+  smelt_few_sums<GROUPS, TILES, DEEP, WHOLE>(sum, rows, a, row, b + group * 8, line, count, 4 * warp + member, group);
   f32 *const part = (f32 *)ring;  // the sums of every warp, which are added in order
 #pragma unroll
   for (int t = 0; t < TILES; t++)
@@ -197,6 +214,60 @@ template <int TILES, class L> inline void smelt_few(int lane, char *ring, i64 ro
   else if (rows <= 16) SMELT_FEW(2, TILES < 4 ? 2 : 1, true);
   else SMELT_FEW(4, TILES < 4 ? 2 : 1, true);
 #undef SMELT_FEW
+}
+#ifdef SMELT_CLUSTERS
+// Four neighbouring blocks, each with 32 columns: a block has the sums of two of the eight warps above for the columns
+// of all four, so that it reads a fourth of the rows. Each then adds the sums of its own columns in order.
+template <int GROUPS, int DEEP, bool WHOLE, class L> inline void smelt_few_shared(int lane, char *ring, i64 rows,
+    const L *a, i64 row, const ui16 *b, i64 line, i64 panel, i64 count, f32 *acc, i64 width, i64 columns) {
+  enum { TILES = 2, WIDE = 16 * TILES, ALL = 4 * WIDE };
+  const int rank = smelt_rank(), share = lane / 128, part_of = lane / 32 % 4, group = lane % 32 / 4, member = lane % 4;
+  f32 sum[TILES][GROUPS][4] = {};
+  const ui16 *const weights = b + (part_of / 2 - rank / 2) * panel + (part_of % 2 - rank % 2) * 8 * WIDE + group * 8;
+  const int begin = 8 * rank + 4 * share + member;
+  smelt_few_sums<GROUPS, TILES, DEEP, WHOLE>(sum, rows, a, row, weights, line, count, begin, group);
+  f32 *const part = (f32 *)ring;
+#pragma unroll
+  for (int t = 0; t < TILES; t++)
+#pragma unroll
+    for (int g = 0; g < GROUPS; g++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        const int r = 8 * g + 2 * member + e % 2, c = WIDE * part_of + 16 * t + group + e / 2 * 8;
+        if (r < rows) part[(share * rows + r) * ALL + c] = sum[t][g][e];
+      }
+  smelt_sync_cluster();
+  f32 total[GROUPS];
+#pragma unroll
+  for (int i = 0; i < GROUPS; i++) {
+    const int r = lane / WIDE + 8 * i, c = lane % WIDE;
+    total[i] = 0;
+    if (r >= rows) continue;
+#pragma unroll
+    for (int w = 0; w < 8; w++) {
+      const f32 one = *smelt_shared_of(part + (w % 2 * rows + r) * ALL + WIDE * rank + c, w / 2);
+      total[i] = w ? total[i] + one : one;
+    }
+  }
+  smelt_sync_cluster();  // all have read what the tile of sums may overwrite
+#pragma unroll
+  for (int i = 0; i < GROUPS; i++)
+    if (lane / WIDE + 8 * i < rows) acc[(lane / WIDE + 8 * i) * width + lane % WIDE] = total[i];
+}
+#endif
+template <int DEEP, class L> inline void smelt_few_cluster(int lane, char *ring, i64 rows, const L *a, i64 row,
+    const ui16 *b, i64 line, i64 panel, i64 count, f32 *acc, i64 width, i64 columns) {
+#ifdef SMELT_CLUSTERS
+  const bool whole = count % 8 == 0 && ((ui64)a | (ui64)(row * (i64)sizeof(L))) % 16 == 0;
+#define SMELT_FEW(GROUPS, DEEP, WHOLE) \\
+  smelt_few_shared<GROUPS, DEEP, WHOLE>(lane, ring, rows, a, row, b, line, panel, count, acc, width, columns)
+  if (!whole) SMELT_FEW(4, 1, false);
+  else if (rows <= 16) SMELT_FEW(2, DEEP, true);
+  else SMELT_FEW(4, DEEP, true);
+#undef SMELT_FEW
+#else
+  smelt_few<2>(lane, ring, rows, a, row, b, line, count, acc, width, columns);
+#endif
 }
 """
 ATTEND = """\
@@ -490,6 +561,12 @@ def tile_call(form: Form, columns: int, stages: int) -> str:
     return f"smelt_tile<{math.storage(form.left)}, {columns}, {stages}>"
 
 
+def cluster_call(form: Form, resident: int) -> str:
+    """The name of the function that a cluster of blocks calls, of which this number is on a multiprocessor."""
+    deep = 64 // form.left.bits // resident  # registers hold the operands of as many turns
+    return f"smelt_few_cluster<{deep}, {math.storage(form.left)}>"
+
+
 def few_call(form: Form, columns: int) -> str:
     return f"smelt_few<{columns // 16}, {math.storage(form.left)}>"
 
@@ -501,7 +578,11 @@ def attend_call(form: Form, size: int) -> str:
 
 def tensor_kernels(text: str) -> str:
     """The functions that a text calls."""
-    tile, few, attend = ("smelt_tile<" in text, "smelt_few<" in text, "smelt_values<" in text)
+    tile, few, attend = (
+        "smelt_tile<" in text,
+        "smelt_few<" in text or "smelt_few_cluster<" in text,
+        "smelt_values<" in text,
+    )
     if not (tile or few or attend):
         return ""
     instructions = INSTRUCTIONS.replace("WGMMA_TEXT\n", "".join(map(_wgmma_text, WIDTHS)) if tile else "")

@@ -5,6 +5,7 @@ Builders choose one, `loops.simt` finds room for it, `emit.tile_mma` has the fun
 
 from __future__ import annotations
 
+from smelt.dim import Size
 from smelt.kernel.loops.form import (
     FEW_BF16,
     FEW_F32_BF16,
@@ -22,6 +23,8 @@ TILE_ROWS, FEW_ROWS, ATTEND_ROWS = 128, 32, 8
 WIDTHS = (64, 128, 256)  # columns of a tile
 STAGES = 4  # of the ring of operands, where there is room
 WARPS = 8  # of a block
+CLUSTER, CLUSTER_WIDE = 4, 32  # blocks that multiply a few rows together, columns of each
+BUSY = 132  # blocks that keep a GPU busy, one on each multiprocessor
 ALIGN = 1024  # bytes of a stage
 PAD = 8  # elements after each row of sums: neighbouring rows begin in other banks
 
@@ -57,8 +60,15 @@ def few_rows(mma: Mma) -> int:
     return FEW_ROWS
 
 
-def resident_blocks(mma: Mma) -> int:
+def is_clustered(mma: Mma) -> bool:
+    """Whether neighbouring blocks multiply a few rows together: the weights are [k, column, panel]."""
+    return mma.form in FEW_TENSOR and len(mma.b.strides) == 3
+
+
+def resident_blocks(mma: Mma, blocks: Size | None) -> int:
     """Blocks of a product of few rows on a multiprocessor, so that its registers hold what is being read."""
+    if is_clustered(mma):
+        return 1 if isinstance(blocks, int) and blocks <= BUSY else 2
     if few_rows(mma) <= 8:
         return 3 if few_columns(mma) == 16 else 4
     return 2
