@@ -80,6 +80,19 @@ def test_both_ends_agree_on_every_type(kind: str) -> None:
         np.testing.assert_array_equal(found, array)
 
 
+def test_outputs_that_are_asked_for_come_as_bytes() -> None:
+    """As the binary extension of the protocol names the fields."""
+    x = np.array([[1, 2, 3]], np.int16)
+    body, length = encode_request({"x": x}, ("y", "z"), {"priority": 2})
+    assert json.loads(body[:length]) == {
+        "inputs": [{"name": "x", "shape": [1, 3], "datatype": "INT16", "parameters": {"binary_data_size": 6}}],
+        "parameters": {"binary_data_output": True, "priority": 2},
+        "outputs": [{"name": name, "parameters": {"binary_data": True}} for name in ("y", "z")],
+    }
+    assert body[length:] == x.tobytes()
+    assert "outputs" not in json.loads(encode_request({"x": x})[0][: encode_request({"x": x})[1]])
+
+
 def test_answers_that_do_not_fit() -> None:
     short = b'{"outputs": [{"name": "y", "datatype": "FP32", "shape": [2], "parameters": {"binary_data_size": 3}}]}abc'
     for body in (b"", b"[]", b'{"outputs": [{"name": "y"}]}', short):

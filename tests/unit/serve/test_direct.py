@@ -327,6 +327,15 @@ def test_a_path_cannot_write_lines_into_the_log(client: Client, caplog: pytest.L
     assert record.getMessage().isprintable()
 
 
+def test_a_line_of_the_log_has_the_reason_of_a_refusal(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "smelt.serve"):
+        Wire(client).receive(request(target="/nothing"))
+        assert client.get("/v2/health/live").status == 200
+    first, *others = (re.sub(r"\d+\.\d\d ms", "T ms", record.getMessage()) for record in caplog.records)
+    assert first == "POST /nothing 404 T ms: no such path"
+    assert {*others} <= {"GET /v2/health/live 200 T ms"}
+
+
 def test_a_client_that_does_not_read_its_answers_gets_no_more(client: Client) -> None:
     wire = Wire(client)
     wire.protocol.pause_writing()

@@ -19,7 +19,7 @@ import pytest
 
 import smelt
 from smelt.serve.isolation import remote_queue, syscalls
-from smelt.serve.isolation.remote import RemoteModel, Zygote, is_supported
+from smelt.serve.isolation.remote import RemoteModel, Zygote, is_supported, proportional_bytes
 from smelt.serve.models import Version
 from tests.unit.serve.client import DIGITS, Client, Reply, model, serving
 
@@ -258,6 +258,12 @@ def test_an_error_of_the_model_arrives_whole(hostile: Client) -> None:
     assert reply.json["detail"].items() >= detail.items()
 
 
+def test_the_memory_of_a_process_is_the_sum_of_its_parts() -> None:
+    parts = re.findall(r"^Pss: +(\d+) kB$", Path("/proc/self/smaps").read_text(), re.MULTILINE)
+    assert proportional_bytes(os.getpid()) == pytest.approx(1024 * sum(map(int, parts)), rel=0.25)
+    assert proportional_bytes(-1) == 0
+
+
 # ---- the numbers of system calls ----
 
 
@@ -277,6 +283,10 @@ def test_the_numbers_of_system_calls_are_the_kernels(column: int, header: str, p
         name.lower(): getattr(syscalls, name) for name in ("OPEN", "OPENAT", "CLONE", "IOCTL", "PRCTL", "TGKILL")
     }
     rows = {**syscalls.WORKER, **syscalls.HARMFUL, **special, "prlimit64": syscalls.PRLIMIT, "capset": syscalls.CAPSET}
+    rows["landlock_create_ruleset"] = (syscalls.LANDLOCK_CREATE,) * 2
+    rows["landlock_add_rule"] = (syscalls.LANDLOCK_ADD,) * 2
+    rows["landlock_restrict_self"] = (syscalls.LANDLOCK_RESTRICT,) * 2
+    rows["clone3"] = (syscalls.NEWER,) * 2
     wrong = {
         name: numbers for name, numbers in rows.items() if name in known and numbers[column] not in (known[name], None)
     }

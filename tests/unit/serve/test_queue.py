@@ -77,6 +77,25 @@ def test_requests_that_wait_share_a_call_and_get_their_own_rows() -> None:
     play(work())
 
 
+def test_requests_wait_for_a_fuller_batch_no_longer_than_they_may() -> None:
+    async def work() -> None:
+        model = Doubling()
+        model.gate.set()
+        queue = ModelQueue("m", model, Limits(max_batch=3, max_delay=50.0))
+        first = asyncio.create_task(queue.infer(rows(1), None))
+        await settle(queue, 1)
+        assert not model.started.wait(0.05)
+        await queue.infer(rows(2, 3), None)  # a full batch
+        assert (await first)[1].batch == 3
+        assert model.calls == [3]
+        short = ModelQueue("m", model, Limits(max_batch=3, max_delay=0.02))
+        assert (await short.infer(rows(1), None))[1].batch == 1
+        alone = ModelQueue("m", model, Limits(max_delay=50.0))
+        assert (await alone.infer(rows(1), None))[1].batch == 1
+
+    play(work())
+
+
 def test_requests_of_other_shapes_do_not_share_a_call() -> None:
     async def work() -> None:
         model = Doubling()

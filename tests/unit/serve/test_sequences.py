@@ -14,6 +14,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from smelt.dtype import dtype
+from smelt.engine_api import Port
 from smelt.errors import FileError
 from smelt.serve import sequences
 from smelt.serve.app import App
@@ -26,6 +28,7 @@ from smelt.serve.oip import Service
 from smelt.serve.problems import DeadlineError
 from smelt.serve.queue import ModelQueue
 from smelt.serve.text_model import LocalTexts
+from smelt.shape import Shape
 from tests.unit.serve.client import DIGITS, Client, Reply, model, serving
 from tests.unit.serve.language_models import write_language_models
 
@@ -175,6 +178,31 @@ def test_a_sequence_belongs_to_its_key_over_grpc(path: Path) -> None:
         return found
 
     assert asyncio.run(work()) == ["[1.0, 1.0]", "INVALID_ARGUMENT", "[2.0, 2.0]"]
+
+
+def test_a_call_has_the_time_that_waiting_for_its_turn_has_left() -> None:
+    asked: list[float | None] = []
+
+    class Queue:
+        async def infer(self, inputs: Any, timeout: float | None, priority: int) -> Any:
+            asked.append(timeout)
+            return {"y": inputs["x"], "after": inputs["before"]}, None
+
+    queue: Any = Queue()
+    ports = [Port(name, Shape.of(dtype("f32"), (1,))) for name in ("x", "before")]
+    found = sequences.Sequences("m", STATE, 2)
+    given = {"x": np.ones(1, np.float32)}
+
+    async def work() -> None:
+        for timeout in (None, 60.0):
+            flags = {"sequence_id": 7, "sequence_start": True}
+            outputs, _ = await found.infer(queue, ports, given, flags, "", timeout, 0)
+            assert outputs.keys() == {"y"}
+
+    asyncio.run(work())
+    assert asked[0] is None
+    assert asked[1] is not None
+    assert 0 < asked[1] <= 60
 
 
 @pytest.mark.parametrize("state", [{"before": "nothing"}, {"nothing": "after"}, {"before": "after", "x": "total"}])

@@ -15,6 +15,7 @@ import pytest
 
 import smelt
 from smelt.llm.tools import CONVENTIONS
+from smelt.serve import language
 from smelt.serve.language import Generation
 from smelt.serve.openai import Chat, Completion, openai_problem, usage_of
 from smelt.serve.problems import RequestError, UnavailableError
@@ -385,6 +386,21 @@ def test_pieces_with_probabilities() -> None:
         "logprobs": {"tokens": ["é"], "token_logprobs": [-0.5], "top_logprobs": [{"é": -0.5, "b": -1.0}], "text_offset": [0]},
     }  # fmt: skip
     assert form.first(0) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [(None, ""), ("a", "a"), ([], ""), ([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "ab"),
+     ([{"type": "text"}], ""), ([{"type": "image_url"}], None), (["a"], None), ({"type": "text"}, None), (7, None),
+     ([{"type": "text", "text": "a"}, {"type": "image_url"}], None)],
+)  # fmt: skip
+def test_content_in_parts(content: Any, text: str | None) -> None:
+    if text is not None:
+        assert language._text(content) == text
+        return
+    with pytest.raises(RequestError, match="the content is no text") as caught:
+        language._text(content)
+    assert caught.value.expected == "a string, or parts of type text"
 
 
 def test_prompts_count_once() -> None:
