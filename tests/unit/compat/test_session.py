@@ -102,7 +102,8 @@ def ort_values(m: ModuleType) -> Any:
     value = m.OrtValue.ortvalue_from_numpy(PIXELS)
     (out,) = session(m).run_with_ort_values(["probabilities"], {"pixels": value})
     facts = (value.shape(), value.data_type(), value.element_type(), value.device_name(), value.is_tensor())
-    return facts, value.has_value(), value.tensor_size_in_bytes(), out.numpy()
+    held = (ctypes.c_float * PIXELS.size).from_address(value.data_ptr())
+    return facts, value.has_value(), value.tensor_size_in_bytes(), out.numpy(), list(held)
 
 
 def updated_value(m: ModuleType) -> Any:

@@ -28,6 +28,10 @@ def i64(*numbers: int) -> np.ndarray[Any, Any]:
     return np.array(numbers, np.int64)
 
 
+def f32(*numbers: float) -> np.ndarray[Any, Any]:
+    return np.array(numbers, np.float32)
+
+
 CASES: list[tuple[str, list[Any], dict[str, Any], list[Any], list[Any]]] = [
     ("MatMulBnb4", ["f32[2,1]", np.array([0x70], np.uint8), np.ones(1, np.float32)],
      {"domain": "com.microsoft", "K": 1, "N": 1, "block_size": 1, "quant_type": 1}, [X[:, :1]], [X[:, :1] * 0]),
@@ -52,6 +56,10 @@ CASES: list[tuple[str, list[Any], dict[str, Any], list[Any], list[Any]]] = [
     ("CumSum", ["f32[2,3]", np.int64(1)], {"exclusive": 1, "reverse": 1}, [X],
      [np.stack([[3, 2, 0], [9, 5, 0]]).astype(np.float32)]),
     ("HannWindow", [np.int64(1)], {}, [], [np.zeros(1, np.float32)]),
+    ("GridSample", ["f32[1,2,3]", "f32[1,2,1]"], {"align_corners": 1}, [X[None], f32(0, -0.5).reshape(1, 2, 1)],
+     [np.array([[[1, 0.5], [4, 3.5]]], np.float32)]),
+    ("FusedMatMul", ["f32[2,3]", "f32[2,3]"], {"domain": "com.microsoft", "transBatchA": 1, "transB": 1}, [X, X],
+     [X @ X.T]),
     ("Normalizer", ["f32[2,3]"], {"domain": "ai.onnx.ml", "norm": "MAX"}, [X + 1],
      [(X + 1) / (X + 1).max(1, keepdims=True)]),
     ("Scaler", ["f32[2,3]"], {"domain": "ai.onnx.ml", "offset": [1.0], "scale": [2.0, 3.0, 4.0]}, [X],

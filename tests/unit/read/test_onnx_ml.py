@@ -497,6 +497,13 @@ def test_planes(tmp_path: Path, seed: int, classes: int, low: float) -> None:
     check(tmp_path, "SVMClassifier", [x], [TEXT, F32], attributes)
 
 
+@pytest.mark.parametrize(("weights", "limit"), [([1.0, 0.5], 0.5), ([1.0, -0.5], 0.0)])
+def test_the_score_at_which_the_second_of_two_planes_wins(tmp_path: Path, weights: list[float], limit: float) -> None:
+    x = np.array([[limit], [limit + 2**-20], [limit - 2**-20]], np.float32)
+    attributes = {"coefficients": weights, "rho": [0.0], "kernel_params": [0.0, 0.0, 1.0], "classlabels_ints": [3, 4]}
+    check(tmp_path, "SVMClassifier", [x], [I64, F32], attributes)
+
+
 @pytest.mark.parametrize("kernel", ["LINEAR", "POLY", "RBF", "SIGMOID"])
 @pytest.mark.parametrize("one_class", [0, 1])
 def test_support_vector_regressor(tmp_path: Path, seed: int, kernel: str, one_class: int) -> None:

@@ -105,11 +105,11 @@ def test_floats_as_integers(source: str, target: str):
     """Out of range the nearest number, 0 for nan, else towards 0."""
     info = np.iinfo(dtype(target).numpy)
     near = [float(info.max) + d for d in (-1, 0, 1)] + [float(info.min) + d for d in (-1, 0, 1)]
-    x = np.array([0, -0.6, 0.6, 1.5, -1.5, 2.5, 100.9, -100.9, np.inf, -np.inf, np.nan, 3e9, *near])
+    x = np.array([0, -0.6, 0.6, 1.5, -1.5, 2.5, 100.9, -100.9, np.inf, -np.inf, np.nan, 3e9, 1e19, *near])
     text = main(
-        f"x:tensor<18x{source}>",
-        f"tensor<18x{target}>",
-        f"%r = stablehlo.convert %x : (tensor<18x{source}>) -> tensor<18x{target}>\n%r",
+        f"x:tensor<19x{source}>",
+        f"tensor<19x{target}>",
+        f"%r = stablehlo.convert %x : (tensor<19x{source}>) -> tensor<19x{target}>\n%r",
     )
     agree(text, [x.astype(dtype(source).numpy)])
 
