@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from google.protobuf.internal.encoder import _VarintBytes  # type: ignore[attr-defined]
+from google.protobuf.internal.encoder import _VarintBytes
 
 from smelt.errors import ParseError
 from smelt.read.onnx.file import wire
