@@ -32,6 +32,7 @@ MACROS = {
 # What a compiled function returns besides 0: failures, and numbers of checks added to these.
 CANCELLED, NO_MEMORY, FAILED, UNFIT = -1, -2, 1 << 20, 1 << 21
 TOO_LARGE = 1 << 22  # a size overflows 64 bits
+LOG = 1 << 20  # steps that a program with timestamps records in a call; later ones are only counted
 NEEDS = "needs"  # begins the last line: features of the processor
 
 

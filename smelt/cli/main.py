@@ -315,11 +315,12 @@ def profile(
     ] = None,
     svg: Annotated[Path | None, typer.Option(help="Write the roofline with every kernel on it as FILE.svg.")] = None,
     peaks_again: Annotated[bool, typer.Option("--peaks-again", help="Forget the peaks of earlier runs.")] = False,
+    device: DeviceName = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Show each kernel's time, GFLOP/s, GB/s and how near it comes to this machine's roofline."""
+    """Show each kernel's time, GFLOP/s, GB/s and how near it comes to the device's roofline."""
     chosen = cli.profile.Options(
-        tuple(size or ()), tuple(static or ()), seconds, top, each, as_json, trace, svg, peaks_again
+        tuple(size or ()), tuple(static or ()), seconds, top, each, as_json, trace, svg, peaks_again, device
     )
     cli.profile.profile(file, chosen)
 

@@ -17,13 +17,13 @@ from smelt.cli.random_inputs import inputs_for
 from smelt.cli.roofline import Point, roofline_svg
 from smelt.cli.tables import Column, open_console, print_table
 from smelt.device.cache import compiling_for
-from smelt.device.peak import Meter, Peaks
-from smelt.device.runtime import runtime
+from smelt.device.peak import Peaks
+from smelt.device.registry import find_device
 from smelt.dtype import Array
 from smelt.engine.profile import Profile, Step
 from smelt.engine.profile import profile as profile_program
 from smelt.engine.signature import signature_of
-from smelt.errors import FileError
+from smelt.errors import DeviceError, FileError
 from smelt.ir.core import Program
 from smelt.model import read
 from smelt.read import onnx
@@ -59,6 +59,7 @@ class Options:
     trace: Path | None = None
     svg: Path | None = None
     peaks_again: bool = False
+    device: str = "auto"
 
 
 def profile(file: Path, options: Options) -> None:
@@ -75,16 +76,20 @@ def profile(file: Path, options: Options) -> None:
     if options.svg is not None:
         _write(options.svg, roofline_svg(f"{file.name}: {found.milliseconds:.3g} ms a call", _points(rows), best))
     if options.as_json:
-        print(json.dumps(_record(file, found, best, rows)))
+        print(json.dumps(_record(file, find_device(options.device).name, found, best, rows)))
     else:
         _print(found, best, rows, options)
 
 
 def measure(program: Program, weights: Weights, inputs: Sequence[Array], options: Options) -> tuple[Profile, Peaks]:
     """Times of the program, and the machine's peaks from probes before, between and after its calls."""
-    meter = Meter(runtime().threads, again=options.peaks_again)
+    device = find_device(options.device)
+    why = device.missing()
+    if why is not None:
+        raise DeviceError(f"nothing can be profiled on {options.device}", got=why, remedy="smelt devices lists them")
+    meter = device.meter(again=options.peaks_again)
     meter.probe_ends()
-    found = profile_program(program, weights, inputs, options.seconds, meter.probe)
+    found = profile_program(program, weights, inputs, options.seconds, meter.probe, device.target())
     meter.probe_ends()
     return found, meter.peaks()
 
@@ -135,7 +140,7 @@ def _row(steps: Sequence[Step], total: float, best: Peaks) -> dict[str, Any]:
         "gbytes_per_second": moved / ms / 1e6 if ran and moved is not None else None,
         "predicted_ms": predicted,
         "of_roofline": predicted / ms if ran and predicted is not None else None,
-        "bound": _bound(operations, moved, best),
+        "bound": _bound(operations, moved, best, steps[0].on_tensor_cores),
         "ops": list(dict.fromkeys(op for step in steps for op in step.ops)),
         "nodes": list(dict.fromkeys(node for step in steps for node in step.nodes)),
         "writes": [list(step.shapes) for step in steps],
@@ -151,14 +156,15 @@ def _predict(step: Step, best: Peaks) -> float | None:
     """Milliseconds that the roofline allows."""
     if step.cost.operations is None or step.cost.bytes is None:
         return None
-    return 1e3 * step.runs * best.seconds(step.cost.operations, step.cost.bytes)
+    return 1e3 * step.runs * best.seconds(step.cost.operations, step.cost.bytes, step.on_tensor_cores)
 
 
-def _bound(operations: float | None, moved: float | None, best: Peaks) -> str | None:
+def _bound(operations: float | None, moved: float | None, best: Peaks, on_tensor_cores: bool) -> str | None:
     """The bound of a kernel on the roofline: arithmetic or memory."""
     if operations is None or moved is None:
         return None
-    return "arithmetic" if operations / best.gflops > moved / best.bandwidth_for(moved) else "memory"
+    gflops = best.gflops_for(on_tensor_cores)
+    return "arithmetic" if operations / gflops > moved / best.bandwidth_for(moved) else "memory"
 
 
 def _points(rows: Sequence[dict[str, Any]]) -> list[Point]:
@@ -175,9 +181,10 @@ def _points(rows: Sequence[dict[str, Any]]) -> list[Point]:
 # ---- output ----
 
 
-def _record(file: Path, found: Profile, best: Peaks, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _record(file: Path, device: str, found: Profile, best: Peaks, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         "model": str(file),
+        "device": device,
         "threads": best.threads,
         "call_ms": found.milliseconds,
         "calls": len(found.calls),
@@ -186,6 +193,7 @@ def _record(file: Path, found: Profile, best: Peaks, rows: Sequence[dict[str, An
         "predicted_ms": _sum([row["predicted_ms"] for row in rows]),
         "peaks": {
             "gflops": best.gflops,
+            "tensor_gflops": best.tensor_gflops,
             "memory_gbytes_per_second": best.memory_bandwidth,
             "bandwidth": [list(point) for point in best.bandwidth],
             "steadiness": best.steadiness,
@@ -221,13 +229,18 @@ def _print(found: Profile, best: Peaks, rows: Sequence[dict[str, Any]], options:
         f"\na call: {_milliseconds(found.milliseconds)} ms (median of {len(found.calls)}); "
         f"its kernels: {_milliseconds(total)} ms{ideal}"
     )
-    console.print(
-        f"peaks with {best.threads} threads: {best.gflops:.0f} GFLOP/s (f32), {best.memory_bandwidth:.1f} GB/s from "
-        f"memory, {max(rate for _, rate in best.bandwidth):.0f} GB/s from caches",
-        style="dim",
-    )
+    console.print(_peaks_text(best), style="dim")
     for note in _notes(found, best, rows, total):
         console.print(note, style="yellow")
+
+
+def _peaks_text(best: Peaks) -> str:
+    whose = f"peaks with {best.threads} threads" if best.threads else "peaks of the device"
+    tensor = "" if best.tensor_gflops is None else f", {best.tensor_gflops:.0f} GFLOP/s (bf16, by its data sheet)"
+    return (
+        f"{whose}: {best.gflops:.0f} GFLOP/s (f32){tensor}, {best.memory_bandwidth:.1f} GB/s from "
+        f"memory, {max(rate for _, rate in best.bandwidth):.0f} GB/s from caches"
+    )
 
 
 def _notes(found: Profile, best: Peaks, rows: Sequence[dict[str, Any]], total: float) -> list[str]:

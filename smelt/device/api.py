@@ -6,8 +6,8 @@ The engine, bundles and `smelt.load` know a device by this interface alone. `dev
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from smelt.dtype import Array
 from smelt.frozen import Frozen
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
     from smelt.buffer import Buffer, HostBuffer
     from smelt.device.entry import Entry
+    from smelt.device.peak import Peaks
     from smelt.device.program import Account, Program
+    from smelt.device.step_log import StepLog
     from smelt.target import Target
 
 Module: TypeAlias = Any  # loaded code: only its device looks inside
@@ -32,6 +34,20 @@ class Memory(Frozen):
     arenas: int
     scratch: int
     contexts: int
+
+
+class Meter(Protocol):
+    """Measures a device's peaks in short probes, beside the work that they are compared with."""
+
+    def probe_ends(self) -> None:
+        """The probes before the first call and after the last one."""
+        ...
+
+    def probe(self) -> None: ...
+
+    def peaks(self) -> Peaks:
+        """The best of all probes."""
+        ...
 
 
 class Device(ABC):
@@ -107,11 +123,15 @@ class Device(ABC):
 
     @abstractmethod
     def exported_array(self, module: Module, name: str, count: int) -> Array:
-        """An exported array of `count` i64, as memory that the code reads and writes: time stamps, tunables."""
+        """An exported array of `count` i64, as memory that the code reads and writes: tunables."""
 
     @abstractmethod
-    def clock(self, module: Module, name: str) -> Callable[[], int]:
-        """The clock of a module's time stamps."""
+    def step_log(self, module: Module, name: str) -> StepLog:
+        """The log of a program that was built with timestamps."""
+
+    @abstractmethod
+    def meter(self, *, again: bool = False) -> Meter:
+        """What measures the peaks of the device. `again`: without those of earlier runs."""
 
     # ---- memory and threads ----
 

@@ -8,21 +8,24 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from smelt import abi
 from smelt.buffer import Buffer, HostBuffer, bytes_text, machine_memory
 from smelt.device import host, processor, runtime
-from smelt.device.api import Arrays, Device
+from smelt.device.api import Arrays, Device, Meter
 from smelt.device.entry import Entry
 from smelt.device.library import load_library
 from smelt.dtype import Array
 from smelt.errors import DeviceError
 from smelt.target import Target
+
+if TYPE_CHECKING:
+    from smelt.device.step_log import StepLog
 
 REMEDY = "compile the model again"
 PLAIN, VNNI = "plain", "avx512vnni"
@@ -129,10 +132,17 @@ class Cpu(Device):
         """The caller keeps the module."""
         return np.ctypeslib.as_array((ctypes.c_longlong * count).in_dll(module, name))
 
-    def clock(self, module: ctypes.CDLL, name: str) -> Callable[[], int]:
-        function = module[name]
-        function.restype = ctypes.c_longlong
-        return function
+    def step_log(self, module: ctypes.CDLL, name: str) -> StepLog:
+        from smelt.device.step_log import ClockedLog
+
+        clock = module[f"{name}_clock"]
+        clock.restype = ctypes.c_longlong
+        return ClockedLog(clock, lambda array, count: self.exported_array(module, f"{name}_{array}", count))
+
+    def meter(self, *, again: bool = False) -> Meter:
+        from smelt.device import peak
+
+        return peak.Meter(runtime.runtime().threads, again=again)
 
     # ---- memory and threads ----
 

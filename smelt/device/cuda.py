@@ -12,7 +12,7 @@ import json
 import math
 import struct
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,12 +23,14 @@ from smelt.buffer import Buffer, HostBuffer, bytes_text
 from smelt.device import cache, cuda_compile, cuda_driver
 from smelt.device.api import Arrays, Device
 from smelt.device.cuda_errors import explain_version
+from smelt.device.cuda_peak import Meter
 from smelt.device.driver import Driver
 from smelt.device.entry import Entry
 from smelt.device.gpu_buffer import Block, GpuBuffer
 from smelt.device.gpu_program import GpuAccount, GpuProgram
 from smelt.device.host_plan import PlanProgram
 from smelt.device.runtime import ABI
+from smelt.device.step_log import EventLog
 from smelt.dtype import Array, dtype
 from smelt.errors import DeviceError, UnsupportedError
 from smelt.shape import Shape
@@ -82,6 +84,7 @@ class Module:
         if magic != MAGIC or ends[-1] != len(code):
             raise DeviceError("this is no code for a GPU", got=f"{len(code)} bytes", remedy=REMEDY)
         self.driver = driver
+        self.plans: dict[str, PlanProgram] = {}
         self._modules = [driver.load(image) for image in images]
 
     def find(self, name: str) -> Any:
@@ -219,13 +222,19 @@ class Cuda(Device):
             pairs = zip(plan["abi"].splitlines(), said.splitlines(), strict=False)
             code, here = next((pair for pair in pairs if pair[0] != pair[1]), ("", ""))
             raise DeviceError("the code does not match its description", expected=code, got=here, remedy=REMEDY)
-        return GpuProgram(self.driver, PlanProgram(plan, module.find), entry, constants, self.lock)
+        module.plans[entry.name] = PlanProgram(plan, module.find)
+        return GpuProgram(self.driver, module.plans[entry.name], entry, constants, self.lock)
 
     def exported_array(self, module: Module, name: str, count: int) -> Array:
-        raise UnsupportedError("profiling and tuning kernels of a GPU", remedy='device="cpu"')
+        raise UnsupportedError("kernels of a GPU have no tunables of run time", remedy='device="cpu"')
 
-    def clock(self, module: Module, name: str) -> Callable[[], int]:
-        raise UnsupportedError("profiling and tuning kernels of a GPU", remedy='device="cpu"')
+    def step_log(self, module: Module, name: str) -> EventLog:
+        return EventLog(self.driver, module.plans[name])
+
+    def meter(self, *, again: bool = False) -> Meter:
+        """Every run measures anew: a GPU's probes take milliseconds."""
+        machine, (free, _) = self.target().name, self.driver.memory
+        return Meter(self.driver, lambda text: self.compile_file(text, machine), free // 4)
 
     # ---- memory and threads ----
 

@@ -345,7 +345,12 @@ class CudaDriver:
         """A mark in the stream."""
         self._enter()
         made = Event(self._cuda, self._check(self._cuda.cuEventCreate(0), "making an event"))
-        self._check(self._cuda.cuEventRecord(made.handle, self._stream), "recording an event")
+        if getattr(self._local, "records", False):
+            external = self._cuda.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL.value
+            answer = self._cuda.cuEventRecordWithFlags(made.handle, self._recorder, external)
+        else:
+            answer = self._cuda.cuEventRecord(made.handle, self._stream)
+        self._check(answer, "recording an event")
         return made
 
     def is_done(self, event: Event) -> bool:

@@ -63,7 +63,7 @@ class Driver(Protocol):
         ...
 
     def event(self) -> Any:
-        """A mark behind the work so far."""
+        """A mark behind the work so far. In a graph that is recorded: a mark that every replay sets again."""
         ...
 
     def is_done(self, event: Any) -> bool:

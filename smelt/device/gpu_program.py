@@ -136,7 +136,7 @@ class Recorded:
     `whole`: the one graph that holds all of the call; None where the host has a part in it.
     """
 
-    __slots__ = ("__weakref__", "graphs", "memory", "whole")
+    __slots__ = ("__weakref__", "graphs", "marks", "memory", "whole")
 
     def __init__(self, driver: Driver, run: Run) -> None:
         self.memory = Block(driver, run.launch_bytes())
@@ -148,6 +148,7 @@ class Recorded:
             if plain:
                 weakref.finalize(self, driver.forget, graph).atexit = False
         self.whole = self.graphs[0] if len(self.graphs) == 1 else None
+        self.marks, run.marks = run.marks, []
 
     def replay(self, run: Run) -> None:
         """The steps that are in no graph need this call's own `run`."""
@@ -156,6 +157,7 @@ class Recorded:
                 run.driver.replay(graph)
             else:
                 run.steps(steps)
+        run.marks = [*self.marks, *run.marks]
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +217,7 @@ class GpuBound:
             recorded = self._graphs.get(key) if GRAPHS and stop is None else None
             if recorded is not None and recorded.whole is not None:
                 program.driver.replay(recorded.whole)
+                program.plan.marks = recorded.marks
                 self._graphs[key] = self._graphs.pop(key)  # the last one to go
                 done: Arrays = tuple(results)
             else:
@@ -366,6 +369,7 @@ class GpuBound:
                 self._replay(run, key)
             else:
                 run.start()
+            self._program.plan.marks, self._program.plan.measured = run.marks, run.values
             return self._finish(run, results)
         except BaseException as error:
             run.free()

@@ -49,6 +49,10 @@ class PlanProgram:
         self.last = [max((int(n[1:]) for n in symbols(size) if n[0] == "m"), default=-1) for size in self.sizes]
         self.functions = {name: find(name) for name in _functions(plan["steps"])}
         self._known: dict[tuple[int, ...], Sized] = {}
+        # Of the last call, where the plan has timestamps: (step, event before, event behind), and data-dependent sizes.
+        self.is_timed: bool = plan.get("timed", False)
+        self.marks: list[tuple[int, Any, Any]] = []
+        self.measured: Mapping[str, int] = {}
 
     @cached_property
     def segments(self) -> tuple[tuple[bool, tuple[Mapping[str, Any], ...]], ...]:
@@ -152,6 +156,7 @@ class Run:
     held: dict[int, int] = field(default_factory=dict)  # bytes of buffers of data-dependent size
     memory: int = 0  # of launches: saved variables and scratch
     memory_bytes: int = 0
+    marks: list[tuple[int, Any, Any]] = field(default_factory=list)
     waits: bool = False  # the call waits for its work and polls meanwhile
     follows: bool = False  # the last thing that was done is a launch of this call
 
@@ -188,6 +193,7 @@ class Run:
         self.follows = False
         for step in steps:
             self.follows = self.follows and step["do"] == "launch"
+            begin = self.driver.event() if self.program.is_timed and "step" in step else None
             match step["do"]:
                 case "launch":
                     self.launch(step["launches"])
@@ -206,6 +212,8 @@ class Run:
                     self.measure(step)
                 case "ensure":
                     self.ensure(step["checks"])
+            if begin is not None:
+                self.marks.append((step["step"], begin, self.driver.event()))
             self.poll()
 
     def launch(self, launches: Sequence[Mapping[str, Any]]) -> None:

@@ -69,6 +69,7 @@ class Peaks:
     gflops: float  # f32; an FMA is two operations
     bandwidth: tuple[tuple[int, float], ...]
     steadiness: float = 1.0
+    tensor_gflops: float | None = None  # of tensor cores: bf16 and f16 with f32 sums
 
     @property
     def memory_bandwidth(self) -> float:
@@ -81,9 +82,13 @@ class Peaks:
         at = math.log(max(footprint, 1.0))
         return float(np.interp(at, [x for x, _ in points], [rate for _, rate in points]))
 
-    def seconds(self, operations: float, footprint: float) -> float:
+    def gflops_for(self, on_tensor_cores: bool) -> float:
+        return self.tensor_gflops or self.gflops if on_tensor_cores else self.gflops
+
+    def seconds(self, operations: float, footprint: float, on_tensor_cores: bool = False) -> float:
         """The least time that the roofline allows."""
-        return max(operations / (1e9 * self.gflops), footprint / (1e9 * self.bandwidth_for(footprint)))
+        arithmetic = operations / (1e9 * self.gflops_for(on_tensor_cores))
+        return max(arithmetic, footprint / (1e9 * self.bandwidth_for(footprint)))
 
 
 class Meter:

@@ -13,16 +13,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from smelt.buffer import HostBuffer
 from smelt.dim import solve
 from smelt.dtype import Array
 from smelt.engine.compile import NAME, ProgramPlan, compile_program
 from smelt.ir.core import Op, Program
-from smelt.kernel.emit.timestamps import LOG
 from smelt.kernel.plan.cost import Cost, step_cost
 from smelt.kernel.plan.plan import Copy, Launch, Plan, walk
 from smelt.stop import Stop
+from smelt.target import Target
 from smelt.weights import Weights
 
+PRODUCTS = ("dot_general", "dot", "convolution", "conv", "attention", "paged_attention")  # contractions
 SPELLS = 10  # of calls, with a probe before each
 
 
@@ -39,6 +41,7 @@ class Step:
     milliseconds: float  # the median of the calls
     least: float
     cost: Cost  # of one run
+    on_tensor_cores: bool = False  # its products take bf16 or f16
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +86,13 @@ def profile(
     inputs: Sequence[Array],
     seconds: float = 2.0,
     probe: Callable[[], None] | None = None,
+    target: Target | None = None,
 ) -> Profile:
-    """Call a program for about `seconds`, at least three times, in several spells.
+    """Call a program for about `seconds`, at least three times, in several spells. By default on this processor.
 
     `probe` measures the machine before each spell, whose first call does not count: its caches are cold.
     """
-    profiled = Profiled(program, weights)
+    profiled = Profiled(program, weights, target)
     try:
         calls: list[_Call] = []
         start = time.perf_counter()
@@ -108,38 +112,36 @@ def profile(
 class Profiled:
     """A program with timestamps and bound weights. Each call returns the log of its steps."""
 
-    def __init__(self, program: Program, weights: Weights) -> None:
+    def __init__(self, program: Program, weights: Weights, target: Target | None = None) -> None:
         self._program = program
-        build = compile_program(program, timestamps=True)
+        build = compile_program(program, target, timestamps=True)
         self._plan = build.plan
         self._names: dict[object, str] = {kernel: each.name for kernel, each in build.source.kernels.items()}
-        device, self._library = build.executable.device, build.library  # which owns the memory of the views below
-        self._clock = device.clock(self._library, f"{NAME}_clock")
-        self._count = device.exported_array(self._library, f"{NAME}_count", 1)
-        self._log = device.exported_array(self._library, f"{NAME}_log", 3 * LOG).reshape(LOG, 3)
-        self._begun = self._clock(), time.perf_counter()
+        self._library = build.library  # which owns the memory of the log
+        self._log = build.executable.device.step_log(self._library, NAME)
         self._bound = build.executable.prepare(weights)
 
     def call(self, inputs: Sequence[Array], stop: Stop | None = None) -> tuple[tuple[Array, ...], _Call]:
         """The results, and the log of the steps."""
-        begin, before = self._clock(), time.perf_counter()
-        outputs = self._bound(*inputs, stop=stop)
+        device = self._bound.device
+        given = [device.copy(HostBuffer.of(np.asarray(each))) for each in inputs] if device.has_own_memory else inputs
+        begin, before = self._log.begin(), time.perf_counter()
+        outputs = self._bound(*given, stop=stop)
+        self._log.end()
         taken = 1e3 * (time.perf_counter() - before)
-        kept = min(int(self._count[0]), LOG)
-        return outputs, _Call(begin, taken, self._log[:kept].copy(), int(self._count[0]) - kept)
+        if device.has_own_memory:
+            outputs = tuple(each.numpy() for each in outputs)
+        return outputs, _Call(begin, taken, *self._log.read())
 
     @property
     def ticks(self) -> float:
         """Of the clock, in a millisecond."""
-        clock, start = self._begun
-        return float((self._clock() - clock) / (1e3 * (time.perf_counter() - start)))
+        return self._log.ticks
 
     def steps(self, inputs: Sequence[Array]) -> list[Step]:
         """The steps that the log numbers, without times; costs are those of the last call's sizes."""
         plan = self._plan.main[0]
-        exported = self._bound.device.exported_array
-        count = len(plan.deferred)
-        late = exported(self._library, f"{NAME}_deferred", count).tolist() if count else ()
+        late = self._log.deferred(len(plan.deferred))
         sizes = _sizes(self._plan, inputs) | dict(zip(plan.deferred, late, strict=True))
         return _steps(plan, self._program, self._names, sizes)
 
@@ -172,8 +174,14 @@ def _steps(plan: Plan, program: Program, names: dict[object, str], sizes: dict[s
         ops = tuple(dict.fromkeys(op.name for op in covers))
         shapes = tuple(str(plan.buffers[i].shape) for i in writes)
         cost = step_cost(step, plan, program, sizes)
-        found.append(Step(name, kind, ops, _nodes(covers), shapes, 0, 0.0, 0.0, cost))
+        found.append(Step(name, kind, ops, _nodes(covers), shapes, 0, 0.0, 0.0, cost, _is_half(covers)))
     return found
+
+
+def _is_half(ops: Sequence[Op]) -> bool:
+    """Whether a contraction multiplies 16-bit floats."""
+    products = [op for op in ops if op.name.rpartition(".")[2] in PRODUCTS]
+    return any(value.shape.dtype.name in ("bf16", "f16") for op in products for value in op.operands)
 
 
 def _nodes(ops: Sequence[Op]) -> tuple[str, ...]:
@@ -194,6 +202,7 @@ def _summary(steps: list[Step], calls: list[_Call], ticks: float, outputs: tuple
             milliseconds=float(np.median(spent[:, i])),
             least=float(spent[:, i].min()),
             cost=step.cost,
+            on_tensor_cores=step.on_tensor_cores,
         )
         for i, step in enumerate(steps)
     ]

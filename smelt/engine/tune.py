@@ -27,7 +27,6 @@ from smelt.engine.compile import NAME, Build, ProgramPlan, build_plan, lower, pl
 from smelt.engine.signature import signature_of
 from smelt.engine.tuned import Database, Record
 from smelt.ir.core import Program
-from smelt.kernel.emit.timestamps import LOG
 from smelt.kernel.plan.plan import Copy, Launch, walk
 from smelt.kernel.tune.cost_model import Machine, predict_cost
 from smelt.kernel.tune.schedules import KernelKey, Lookup, Schedule, default_schedule, legal_schedules, no_schedule
@@ -152,8 +151,7 @@ class TunableProgram:
                 self.keys.setdefault(key, []).append(i)
         kernels = {step.kernel for step in steps if isinstance(step, Launch)}
         self.variants = 1 + sum(len(each.variants) for each in kernels) / max(len(kernels), 1)  # per kernel, on average
-        self._count = bound.device.exported_array(library, f"{name}_count", 1)
-        self._log = bound.device.exported_array(library, f"{name}_log", 3 * LOG).reshape(LOG, 3)
+        self._log = bound.device.step_log(library, name)
         self._steps = len(steps)
         self._table: Array = np.zeros(0, np.int64)
         if plans.main[0].tunables:
@@ -168,7 +166,8 @@ class TunableProgram:
     def call(self, inputs: Sequence[Array]) -> Array:
         """Ticks of every step of one call."""
         self.bound(*inputs, keep=True)
-        log = self._log[: min(int(self._count[0]), LOG)]
+        self._log.end()
+        log, _ = self._log.read()
         return np.bincount(log[:, 0], log[:, 2] - log[:, 1], self._steps)
 
     def sum_ticks(self, ticks: Array, key: KernelKey) -> float:

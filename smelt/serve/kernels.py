@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from smelt.device.peak import Meter, Peaks
-from smelt.device.runtime import runtime
+from smelt.device.peak import Peaks
+from smelt.device.registry import find_device
 from smelt.dtype import Array
 from smelt.engine.profile import Event, Profiled, Step
 from smelt.engine.signature import signature_of
@@ -45,8 +45,9 @@ class SampledModel:
         program, weights = read(path, config.static or None)
         own = signature_of(program.main)
         self._inputs, self._outputs = ([each.name for each in side] for side in (own.inputs, own.outputs))
-        self._profiled = Profiled(program, weights)
-        meter = Meter(runtime().threads)
+        device = find_device(config.device)
+        self._profiled = Profiled(program, weights, device.target())
+        meter = device.meter()
         meter.probe_ends()
         self._peaks = meter.peaks()
         self._count = 0

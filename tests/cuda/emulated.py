@@ -76,15 +76,16 @@ def compile_emulated(text: str, machine: str = "sm_90") -> bytes:
 class EmulatedDriver:
     """The calls of `device.driver.Driver`. Every write outside of an allocation is found."""
 
-    name, capability, memory, number = "an emulated GPU", (9, 0), (1 << 34, 1 << 34), 0
+    name, capability, memory, number = "an emulated GPU", (9, 0), (1 << 25, 1 << 25), 0
 
     def __init__(self) -> None:
         self.held: dict[int, tuple[Any, int]] = {}
         self.spare: dict[int, list[tuple[int, Any]]] = {}  # by bytes
         self.launches = self.replays = 0
+        self.graph: list[Callable[[], None]] | None = None  # that is recorded
 
     def attribute(self, name: str) -> int:
-        return {"MULTIPROCESSOR_COUNT": 4}.get(name, 48 << 10)
+        return {"MULTIPROCESSOR_COUNT": 1, "CLOCK_RATE": 1000}.get(name, 48 << 10)
 
     def load(self, code: bytes) -> Any:
         with tempfile.NamedTemporaryFile(suffix=".so") as file:
@@ -146,17 +147,18 @@ class EmulatedDriver:
 
     def wait(self) -> None: ...
 
-    def is_done(self, event: float) -> bool:
+    def is_done(self, event: list[float]) -> bool:
         return True
 
     def record(self, work: Callable[[], None]) -> list[Callable[[], None]]:
         graph: list[Callable[[], None]] = []
-        plain = {name: getattr(self, name) for name in ("launch", "move")}
+        self.graph, plain = graph, {name: getattr(self, name) for name in ("launch", "move")}
         for name, call in plain.items():
             setattr(self, name, lambda *given, call=call, **more: graph.append(partial(call, *given, **more)))
         work()
         for name in plain:
             delattr(self, name)
+        self.graph = None
         return graph
 
     def replay(self, graph: list[Callable[[], None]]) -> None:
@@ -167,11 +169,14 @@ class EmulatedDriver:
     def forget(self, graph: list[Callable[[], None]]) -> None:
         graph.clear()
 
-    def event(self) -> float:
-        return time.perf_counter()
+    def event(self) -> list[float]:
+        mark = [time.perf_counter()]
+        if self.graph is not None:
+            self.graph.append(lambda: mark.__setitem__(0, time.perf_counter()))
+        return mark
 
-    def seconds(self, first: float, second: float) -> float:
-        return second - first
+    def seconds(self, first: list[float], second: list[float]) -> float:
+        return second[0] - first[0]
 
 
 class EmulatedCuda(Cuda):

@@ -97,6 +97,7 @@ Result cuGraphExecDestroy(void *graph) { return graph ? SUCCESS : INVALID_VALUE;
 Result cuGraphLaunch(void *graph, void *stream) {
   for (const Work *work = ((Graph *)graph)->first; work; work = work->next) {
     if (work->called) work->called->run(work->blocks, work->threads, work->given);
+    else if (work->count == (size_t)-1) clock_gettime(CLOCK_MONOTONIC, work->to);
     else memmove(work->to, work->from, work->count);
   }
   return stream == a_stream ? SUCCESS : INVALID_VALUE;
@@ -137,6 +138,9 @@ Result cuEventCreate(void **event, unsigned flags) { *event = calloc(1, sizeof(s
 Result cuEventRecord(void *event, void *stream) { return clock_gettime(CLOCK_MONOTONIC, event) || stream != a_stream; }
 Result cuEventQuery(void *event) { return event ? SUCCESS : INVALID_VALUE; }
 Result cuEventDestroy_v2(void *event) { free(event); return SUCCESS; }
+Result cuEventRecordWithFlags(void *event, void *stream, unsigned flags) {
+  return recording && stream == a_recorder && flags == 1 ? later((Work){ .to = event, .count = (size_t)-1 }) : INVALID_VALUE;
+}
 Result cuEventSynchronize(void *event) { return event ? SUCCESS : INVALID_VALUE; }
 Result cuEventElapsedTime_v2(float *milliseconds, void *first, void *second) {
   const struct timespec *a = first, *b = second;

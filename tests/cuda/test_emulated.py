@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import smelt
 import smelt.llm
 from smelt.buffer import HostBuffer
+from smelt.cli.main import app
 from smelt.device import cpu, dlpack
 from smelt.device.cuda import TARGETS
 from smelt.device.gpu_buffer import GpuBuffer
 from smelt.dtype import dtype
 from smelt.engine.native import NativeEngine, compile_all
+from smelt.engine.profile import profile
 from smelt.engine.reference import ReferenceEngine
 from smelt.engine.store import recompile
 from smelt.errors import RunError, ShapeError, SizeError, SmeltError
@@ -364,3 +369,45 @@ def test_loops_branches_and_data_dependent_sizes(emulated: EmulatedCuda) -> None
     with pytest.raises(ShapeError, match="does not fit"):
         reshape(x.astype(np.float64), np.array([5, 2], np.int32))
     assert not any(count for _, count in emulated.emulated.held.values() if count > 1 << 20)
+
+
+def test_profile(emulated: EmulatedCuda, tmp_path: Path) -> None:
+    """The second call records events in a graph, later ones replay them."""
+    trace, svg = tmp_path / "trace.json", tmp_path / "roofline.svg"
+    options = ["--size", "batch=5", "--seconds", "0.1", "--trace", str(trace), "--svg", str(svg)]
+    done = CliRunner().invoke(app, ["profile", DIGITS, "--device", "cuda", "--json", *options])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["device"] == "cuda"
+    assert emulated.emulated.replays
+    kernels = found["kernels"]
+    assert all(each["ms"] > 0 and each["runs"] == each["launches"] and each["bytes"] for each in kernels)
+    assert sum(each["operations"] for each in kernels) > 2 * 5 * 64 * 10
+    assert found["call_ms"] >= 0.5 * found["kernels_ms"]
+    assert found["peaks"]["tensor_gflops"] == 4096 * 1000 / 1e6
+    assert [size for size, _ in found["peaks"]["bandwidth"]] == sorted(size for size, _ in found["peaks"]["bandwidth"])
+    events = [each for each in json.loads(trace.read_text())["traceEvents"] if each["ph"] == "X"]
+    assert len(events) == sum(each["launches"] for each in kernels)
+    assert all(a["ts"] + a["dur"] <= b["ts"] + 1e-3 for a, b in itertools.pairwise(events))
+    assert "<svg" in svg.read_text()
+
+
+def test_profile_of_loops_and_of_sizes_that_data_gives(emulated: EmulatedCuda) -> None:
+    text = """func.func @main(%n: tensor<i32>, %x: tensor<4xf32>) -> tensor<4xf32> {
+      %one = stablehlo.constant dense<1> : tensor<i32>
+      %i:2 = stablehlo.while(%k = %n, %y = %x) : tensor<i32>, tensor<4xf32> cond {
+        %zero = stablehlo.constant dense<0> : tensor<i32>
+        %go = stablehlo.compare GT, %k, %zero : (tensor<i32>, tensor<i32>) -> tensor<i1>
+        stablehlo.return %go : tensor<i1>
+      } do {
+        %k1 = stablehlo.subtract %k, %one : tensor<i32>
+        %y1 = stablehlo.add %y, %y : tensor<4xf32>
+        stablehlo.return %k1, %y1 : tensor<i32>, tensor<4xf32>
+      }
+      return %i#1 : tensor<4xf32>
+    }"""
+    inputs = [np.array(3, np.int32), np.arange(4, dtype=np.float32)]
+    found = profile(parse(text), Weights.of({}), inputs, 0.0, None, emulated.target())
+    assert found.outputs[0].tolist() == [0, 8, 16, 24]
+    assert max(each.runs for each in found.steps) == 4  # the condition, once more than the body
+    assert sum(each.runs for each in found.steps) == len(found.trace)

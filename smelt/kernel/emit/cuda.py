@@ -77,14 +77,14 @@ class CudaSource:
 
     def add(self, plan: Plan, memory: Memory, name: str) -> None:
         """Add a program. An error leaves the source as it was."""
-        if self.timestamps or plan.tunables:
-            raise UnsupportedError("profiling and tuning kernels of a GPU", remedy='device="cpu"')
+        if plan.tunables:
+            raise UnsupportedError("kernels of a GPU have no tunables of run time", remedy='device="cpu"')
         fresh: dict[Kernel, CudaKernel] = {}
         for step in walk(plan.steps):
             if isinstance(step, Launch) and step.kernel not in self.kernels and step.kernel not in fresh:
                 fresh[step.kernel] = CudaKernel(f"{name}_{step.kernel.kind}{len(fresh)}", self.shared)
         parts = [made.emit(kernel) for kernel, made in fresh.items()]
-        program = PlanWriter(plan, memory, self.kernels | fresh).write()
+        program = PlanWriter(plan, memory, self.kernels | fresh, self.timestamps).write()
         self.kernels |= fresh
         self.parts += parts
         self.programs[name] = program

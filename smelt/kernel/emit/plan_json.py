@@ -38,6 +38,7 @@ class PlanWriter:
     plan: Plan
     memory: Memory
     kernels: Mapping[Kernel, CudaKernel]
+    timestamps: bool = False  # launches and copies have the numbers that the profiler knows them by
     sizes: dict[Size, int] = field(default_factory=dict)
 
     def write(self) -> dict[str, Any]:
@@ -64,6 +65,7 @@ class PlanWriter:
             "checks": [[self.size(each.a), each.relation, self.size(each.b)] for each in plan.checks],
             "entry_checks": list(plan.entry_checks),
             "steps": steps,
+            **({"timed": True} if self.timestamps else {}),
             "sizes": [self._text(size) for size in self.sizes],
         }
 
@@ -88,7 +90,17 @@ class PlanWriter:
     def _steps(self, steps: Sequence[Step]) -> list[dict[str, Any]]:
         return [self._step(step) for step in steps]
 
+    @cached_property
+    def numbers(self) -> dict[int, int]:
+        """The number of each launch and copy, by its identity."""
+        steps = [step for step in walk(self.plan.steps) if isinstance(step, Launch | Copy)]
+        return {id(step): i for i, step in enumerate(steps)} if self.timestamps else {}
+
     def _step(self, step: Step) -> dict[str, Any]:
+        written = self._write_step(step)
+        return written | {"step": self.numbers[id(step)]} if id(step) in self.numbers else written
+
+    def _write_step(self, step: Step) -> dict[str, Any]:
         match step:
             case Launch(kernel, buffers):
                 launches = [self._launch(each, buffers) for each in self.kernels[kernel].launches]

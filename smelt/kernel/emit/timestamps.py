@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-LOG = 1 << 20  # steps recorded per call; later ones are only counted
+from smelt.abi import LOG
 
 
 def timestamp_text(name: str, deferred: int) -> str:

@@ -91,7 +91,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
             assert "between" in self.probed, "before, between and after the calls"
             return MACHINE
 
-    monkeypatch.setattr(command, "Meter", Known)
+    monkeypatch.setattr(peak, "Meter", Known)
 
 
 def _pixels() -> np.ndarray:
