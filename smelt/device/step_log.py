@@ -41,7 +41,7 @@ class StepLog(Protocol):
         """[run, (step, begin, end)] of the last call, and how many more did not fit."""
         ...
 
-    def deferred(self, count: int) -> list[int]:
+    def deferred_sizes(self, count: int) -> list[int]:
         """The data-dependent sizes of the last call."""
         ...
 
@@ -70,7 +70,7 @@ class ClockedLog:
         kept = min(int(self._count[0]), LOG)
         return self._log[:kept].copy(), int(self._count[0]) - kept
 
-    def deferred(self, count: int) -> list[int]:
+    def deferred_sizes(self, count: int) -> list[int]:
         found: list[int] = self._exported("deferred", count).tolist() if count else []
         return found
 
@@ -99,5 +99,5 @@ class EventLog:
     def _since(self, first: Any, event: Any) -> int:
         return 0 if event is first else round(1e9 * self._driver.seconds(first, event))
 
-    def deferred(self, count: int) -> list[int]:
+    def deferred_sizes(self, count: int) -> list[int]:
         return [self._plan.measured.get(f"m{i}", 0) for i in range(count)]

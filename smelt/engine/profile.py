@@ -141,7 +141,7 @@ class Profiled:
     def steps(self, inputs: Sequence[Array]) -> list[Step]:
         """The steps that the log numbers, without times; costs are those of the last call's sizes."""
         plan = self._plan.main[0]
-        late = self._log.deferred(len(plan.deferred))
+        late = self._log.deferred_sizes(len(plan.deferred))
         sizes = _sizes(self._plan, inputs) | dict(zip(plan.deferred, late, strict=True))
         return _steps(plan, self._program, self._names, sizes)
 
