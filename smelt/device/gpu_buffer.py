@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from functools import lru_cache
 from typing import Any
 
@@ -14,7 +14,7 @@ from smelt.buffer import HostBuffer, in_thread
 from smelt.device.dlpack import CUDA, Imported, export_array, import_array
 from smelt.device.driver import Driver
 from smelt.dtype import Array, ElementType
-from smelt.errors import RunError
+from smelt.errors import RunError, SmeltError
 from smelt.shape import Shape
 
 KEEP = "keep=True, or .copy() before the call"
@@ -52,10 +52,32 @@ class Lent(Block):
         self._owner = found.owner
 
 
+class Guard:
+    """Checks of a call that are judged when a result is read: `judge` raises where one failed."""
+
+    __slots__ = ("_judge", "_notes", "error")
+
+    def __init__(self, notes: GpuBuffer, judge: Callable[[Array], None]) -> None:
+        self._notes: GpuBuffer | None = notes
+        self._judge = judge
+        self.error: SmeltError | None = None
+
+    def __call__(self) -> None:
+        notes = self._notes
+        if notes is not None:
+            try:
+                self._judge(notes.numpy())
+            except SmeltError as error:
+                self.error = error
+            self._notes = None
+        if self.error is not None:
+            raise self.error
+
+
 class GpuBuffer:
     """A buffer of `device.api.Device`s with their own memory: `bytes` of a block, from `offset` on."""
 
-    __slots__ = ("__weakref__", "_block", "_gone", "_offset", "client", "shape")
+    __slots__ = ("__weakref__", "_block", "_gone", "_offset", "client", "guard", "shape")
 
     def __init__(self, client: Driver, shape: Shape, block: Block | None = None, offset: int = 0) -> None:
         self.client = client
@@ -63,6 +85,7 @@ class GpuBuffer:
         self._block: Block | None = Block(client, self.nbytes) if block is None else block
         self._offset = offset
         self._gone = ""
+        self.guard: Guard | None = None
 
     @staticmethod
     def of(client: Driver, array: Array, shape: Shape) -> GpuBuffer:
@@ -96,7 +119,13 @@ class GpuBuffer:
     def wait(self) -> GpuBuffer:
         _ = self.block
         self.client.wait()
+        self._judge()
         return self
+
+    def _judge(self) -> None:
+        """Raise what a check of the call that made it found."""
+        if self.guard is not None:
+            self.guard()
 
     def __await__(self) -> Generator[Any, Any, GpuBuffer]:
         return in_thread(self.wait).__await__()
@@ -104,6 +133,7 @@ class GpuBuffer:
     def numpy(self) -> Array:
         array = np.empty(self.shape.numbers(), self.dtype)
         self.client.download(array, self.address)
+        self._judge()
         return array
 
     def to_host(self) -> HostBuffer:
@@ -115,6 +145,7 @@ class GpuBuffer:
         made = GpuBuffer(self.client, self.shape)
         if self.nbytes:
             self.client.move(made.address, self.address, self.nbytes)
+        made.guard = self.guard
         return made
 
     def renew(self) -> GpuBuffer:

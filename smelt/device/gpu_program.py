@@ -21,9 +21,9 @@ from smelt.device.api import Arrays, Memory
 from smelt.device.dlpack import CUDA
 from smelt.device.driver import Driver
 from smelt.device.entry import Entry, solve_symbols
-from smelt.device.gpu_buffer import Block, GpuBuffer, static_shape
+from smelt.device.gpu_buffer import Block, GpuBuffer, Guard, static_shape
 from smelt.device.host_plan import PlanError, PlanProgram, Run, Sized
-from smelt.dtype import Array
+from smelt.dtype import Array, ui8
 from smelt.errors import CancelledError, MemoryLimitError, RunError, SmeltError
 from smelt.shape import Shape
 from smelt.stop import Stop
@@ -172,6 +172,7 @@ class Prepared:
     table: tuple[tuple[int, int], ...]
     bytes: int
     key: tuple[int, ...]
+    notes: int  # bytes of checks that are judged later
 
 
 class GpuBound:
@@ -213,7 +214,9 @@ class GpuBound:
             if self._account is not None:
                 self._account.check_call(known.bytes)
             results = self._results(known, held, given, out)
+            notes = GpuBuffer(program.driver, static_shape(ui8, (known.notes,))) if known.notes else None
             key = (*known.key, *[each.address for each in given], *[each.address if each else 0 for each in results])
+            key = key if notes is None else (*key, notes.address)
             recorded = self._graphs.get(key) if GRAPHS and stop is None else None
             if recorded is not None and recorded.whole is not None:
                 program.driver.replay(recorded.whole)
@@ -222,6 +225,7 @@ class GpuBound:
                 done: Arrays = tuple(results)
             else:
                 run = self._new_run(known, given, results, stop)
+                run.notes = 0 if notes is None else notes.address
                 try:
                     done = self._run(run, results, key)
                 except BaseException:
@@ -231,7 +235,26 @@ class GpuBound:
         self._give_away(inputs)
         if run is not None and run.waits:
             self._await(run, end)
+        if notes is not None:
+            self._guard(known, notes, done, now=stop is not None)
         return done
+
+    def _guard(self, known: Prepared, notes: GpuBuffer, results: Arrays, *, now: bool) -> None:
+        """Checks are judged when a result is read; `now` or where there is none they are judged here."""
+
+        def judge(found: Array) -> None:
+            try:
+                self._program.plan.judge(found, known.sized.numbers)
+            except PlanError as error:
+                explained = self._explain(error)
+                explained.started = True
+                raise explained from None
+
+        guard = Guard(notes, judge)
+        for result in results:
+            result.guard = guard
+        if now or not results:
+            guard()
 
     def _give_away(self, inputs: Arrays) -> None:
         for place in self._donated:
@@ -299,8 +322,9 @@ class GpuBound:
             for each in program.plan.plan["buffers"]
         ]
         inputs = tuple(each.shape for each in given)
-        taken = sized.arena + self._result_bytes(sized)
-        made = Prepared(inputs, sized, results, tuple(table), taken, tuple(sized.symbols.values()))
+        notes = program.plan.note_bytes(sized.numbers)
+        taken = sized.arena + self._result_bytes(sized) + notes
+        made = Prepared(inputs, sized, results, tuple(table), taken, tuple(sized.symbols.values()), notes)
         if len(self._by_sizes) >= MOST_PREPARED:
             self._prepared.clear()
             self._by_sizes.clear()

@@ -28,6 +28,7 @@ LIMIT = 1 << 63
 NOT_TAKEN = 0  # what a division by 0 gives: it is in a branch that is not taken
 OVERLAP = False  # launches that wait themselves for the one before begin before it ends
 SHORTEST_PAUSE, LONGEST_PAUSE = 20e-6, 1e-3  # seconds between two questions whether the device is done
+NOTE = 8  # bytes: places of notes are multiples
 STRAIGHT = ("launch", "copy", "ensure")  # steps that do not depend on data
 
 
@@ -63,8 +64,37 @@ class PlanProgram:
         steps = self.plan["steps"]
         if "measure" in _kinds(steps):
             return ()
-        runs = tuple((plain, tuple(run)) for plain, run in groupby(steps, lambda step: step["do"] in STRAIGHT))
+        runs = tuple((plain, tuple(run)) for plain, run in groupby(steps, is_straight))
         return runs if (len(runs) == 1 and runs[0][0]) or any(plain and len(run) > 1 for plain, run in runs) else ()
+
+    @cached_property
+    def later(self) -> tuple[Mapping[str, Any], ...]:
+        """The checks of data that are judged when a result is read: the host does not wait for their flags."""
+        return tuple(step for step in self.plan["steps"] if step.get("later"))
+
+    def noted(self, numbers: Sequence[int]) -> list[list[tuple[int, int, int]]]:
+        """What each of these checks notes: buffers (flags, then numbers) with places and bytes in the call's notes."""
+        found, at = list[list[tuple[int, int, int]]](), 0
+        for step in self.later:
+            found.append([])
+            for buffer in (step["flags"], *step["numbers"]):
+                count = numbers[self.plan["buffers"][buffer]["bytes"]]
+                found[-1].append((buffer, at, count))
+                at += -(-count // NOTE) * NOTE
+        return found
+
+    def note_bytes(self, numbers: Sequence[int]) -> int:
+        """The bytes of a call's notes."""
+        return max((at + -(-count // NOTE) * NOTE for each in self.noted(numbers) for _, at, count in each), default=0)
+
+    def judge(self, notes: Any, numbers: Sequence[int]) -> None:
+        """Raise PlanError where the notes of a call have a check that failed."""
+        for step, ((_, at, count), *others) in zip(self.later, self.noted(numbers), strict=True):
+            if not notes[at : at + count].all():
+                kinds = [dtype(self.plan["buffers"][buffer]["element"]).numpy for buffer, _, _ in others]
+                each = zip(kinds, others, strict=True)
+                values = [int(notes[first : first + size].view(kind)[0]) for kind, (_, first, size) in each]
+                raise PlanError(FAILED + step["check"], values)
 
     @cached_property
     def results(self) -> tuple[int, ...]:
@@ -82,6 +112,11 @@ class PlanProgram:
                 self._known.clear()
             self._known[key] = found
         return found
+
+
+def is_straight(step: Mapping[str, Any]) -> bool:
+    """Whether a graph may hold a step."""
+    return step["do"] in STRAIGHT or bool(step.get("later"))
 
 
 def _kinds(steps: Sequence[Mapping[str, Any]]) -> set[str]:
@@ -157,6 +192,7 @@ class Run:
     memory: int = 0  # of launches: saved variables and scratch
     memory_bytes: int = 0
     marks: list[tuple[int, Any, Any]] = field(default_factory=list)
+    notes: int = 0  # the address of what checks note that are judged later
     waits: bool = False  # the call waits for its work and polls meanwhile
     follows: bool = False  # the last thing that was done is a launch of this call
 
@@ -206,6 +242,8 @@ class Run:
                     self.repeat(step)
                 case "branch":
                     self.steps(step["branches"][self.select(step["selector"], len(step["branches"]))])
+                case "require" if step.get("later"):
+                    self.note(self.program.later.index(step))
                 case "require":
                     self.require(step)
                 case "measure":
@@ -256,6 +294,12 @@ class Run:
             return 0 if self.fetch(selector, "ui8", 1)[0] else 1
         chosen = int(self.fetch(selector, "i32", 1)[0])
         return chosen if 0 <= chosen < count else count - 1
+
+    def note(self, number: int) -> None:
+        """Copy what a check needs to the notes of the call."""
+        for buffer, at, count in self.program.noted(self.numbers)[number]:
+            if count:
+                self.driver.move(self.notes + at, self.buffers[buffer], count)
 
     def require(self, step: Mapping[str, Any]) -> None:
         sizes = self.program.plan["buffers"][step["flags"]]["sizes"]

@@ -46,7 +46,9 @@ def compiler() -> list[str] | None:
 
 def compile_emulated(text: str, machine: str = "sm_90") -> bytes:
     """The text as a library with one function `emulate_NAME(blocks, threads, arguments)` for each kernel."""
-    text = text.replace("extern __shared__ __align__(1024) char smelt_shared[];", "")  # the emulator has it
+    text = text.replace(
+        "extern __shared__ __align__(1024) char smelt_shared[];", "char *const smelt_shared = shared_here();"
+    )
     newest = machine == "sm_90"
     flags = (*FLAGS, "-DSMELT_WGMMA", "-DSMELT_CLUSTERS") if newest else FLAGS
     calls = []

@@ -94,15 +94,15 @@ static void smelt_mma_sync(float *c, const unsigned *a, const unsigned *b) {
 
 // Asynchronous copies and products are done when a thread waits for them: what reads or overwrites too early is found.
 static char shared_of_block[4][232448] __attribute__((aligned(1024)));  // of a launch that asks for shared memory
-#define smelt_shared (shared_of_block[smelt_rank()])
+static char *shared_here() { return shared_of_block[smelt_rank()]; }
 template <class T> static const T *smelt_shared_of(const T *at, int rank) {
-  return (const T *)(shared_of_block[rank] + ((const char *)at - smelt_shared));
+  return (const T *)(shared_of_block[rank] + ((const char *)at - shared_here()));
 }
 struct smelt_words;
 struct Copied { void *to; const void *from; int used; };
 static std::vector<Copied> copies[MOST];
 static std::vector<int> copy_groups[MOST];  // how many copies each group has, the oldest first
-static unsigned smelt_shared_address(const void *at) { return (unsigned)((const char *)at - smelt_shared); }
+static unsigned smelt_shared_address(const void *at) { return (unsigned)((const char *)at - shared_here()); }
 static void smelt_copy_async(void *to, const void *from, int used) {
   if ((size_t)to % 16 || (used && (size_t)from % 16) || used < 0 || used > 16) {
     fprintf(stderr, "an asynchronous copy is not aligned\n");
@@ -145,7 +145,7 @@ static float described(unsigned long long form, int row, int k) {
     abort();
   }
   unsigned short x;
-  memcpy(&x, smelt_shared + at, 2);
+  memcpy(&x, shared_here() + at, 2);
   return bf16(x, 0);
 }
 struct Product { float *d; int columns; unsigned long long a, b; };

@@ -329,6 +329,38 @@ def test_repeated_calls_replay_a_graph(emulated: EmulatedCuda) -> None:
     made.close()
 
 
+CHECKED = """func.func @main(%x: tensor<4xi32>) -> (tensor<4xi32>, tensor<i32>) {
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %sum = stablehlo.reduce(%x init: %zero) applies stablehlo.add across dimensions = [0]
+    : (tensor<4xi32>, tensor<i32>) -> tensor<i32>
+  %holds = stablehlo.compare GT, %sum, %zero : (tensor<i32>, tensor<i32>) -> tensor<i1>
+  stablehlo.custom_call @smelt.check(%holds, %sum) {error_message = "a sum of {0}", has_side_effect = true}
+    : (tensor<i1>, tensor<i32>) -> ()
+  %y = stablehlo.add %x, %x : tensor<4xi32>
+  return %y, %sum : tensor<4xi32>, tensor<i32>
+}"""
+
+
+def test_checks_are_judged_when_a_result_is_read(emulated: EmulatedCuda) -> None:
+    """The host does not wait in the middle of a call: the whole of it is one graph."""
+    where = smelt.platform("cuda", "native")
+    (made,) = compile_all([parse(CHECKED)], emulated.target())
+    assert not isinstance(made, SmeltError)
+    right, wrong = (HostBuffer.of(np.full(4, sign, np.int32)).to_device(where) for sign in (1, -1))
+    doubled, total = made(right)
+    failed = made(wrong)
+    for result in (*failed, failed[0].copy()):
+        for read in (result.numpy, result.wait):
+            with pytest.raises(RunError, match="a sum of -4"):
+                read()
+    assert total.numpy() == 4
+    np.testing.assert_array_equal(doubled.numpy(), [2] * 4)
+    for _ in range(4):
+        before = emulated.emulated.replays
+        made(right)
+    assert emulated.emulated.replays == before + 1
+
+
 # ---- the plan on the host ----
 
 LOOP = """func.func @main(%n: tensor<i32>, %x: tensor<4xf32>) -> (tensor<i32>, tensor<4xf32>) {

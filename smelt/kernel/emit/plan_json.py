@@ -44,6 +44,9 @@ class PlanWriter:
     def write(self) -> dict[str, Any]:
         plan = self.plan
         steps = self._steps(plan.steps)
+        if all(isinstance(step, Launch | Copy | Require | Ensure) for step in plan.steps):
+            for step in (step for step in steps if step["do"] == "require"):
+                step["later"] = not plan.requirements[step["check"]].of_sizes
         buffers = [
             {
                 "kind": buffer.kind,
