@@ -72,7 +72,7 @@ class PlanProgram:
         """The checks of data that are judged when a result is read: the host does not wait for their flags."""
         return tuple(step for step in self.plan["steps"] if step.get("later"))
 
-    def noted(self, numbers: Sequence[int]) -> list[list[tuple[int, int, int]]]:
+    def note_layout(self, numbers: Sequence[int]) -> list[list[tuple[int, int, int]]]:
         """What each of these checks notes: buffers (flags, then numbers) with places and bytes in the call's notes."""
         found, at = list[list[tuple[int, int, int]]](), 0
         for step in self.later:
@@ -85,11 +85,13 @@ class PlanProgram:
 
     def note_bytes(self, numbers: Sequence[int]) -> int:
         """The bytes of a call's notes."""
-        return max((at + -(-count // NOTE) * NOTE for each in self.noted(numbers) for _, at, count in each), default=0)
+        return max(
+            (at + -(-count // NOTE) * NOTE for each in self.note_layout(numbers) for _, at, count in each), default=0
+        )
 
     def judge(self, notes: Any, numbers: Sequence[int]) -> None:
         """Raise PlanError where the notes of a call have a check that failed."""
-        for step, ((_, at, count), *others) in zip(self.later, self.noted(numbers), strict=True):
+        for step, ((_, at, count), *others) in zip(self.later, self.note_layout(numbers), strict=True):
             if not notes[at : at + count].all():
                 kinds = [dtype(self.plan["buffers"][buffer]["element"]).numpy for buffer, _, _ in others]
                 each = zip(kinds, others, strict=True)
@@ -297,7 +299,7 @@ class Run:
 
     def note(self, number: int) -> None:
         """Copy what a check needs to the notes of the call."""
-        for buffer, at, count in self.program.noted(self.numbers)[number]:
+        for buffer, at, count in self.program.note_layout(self.numbers)[number]:
             if count:
                 self.driver.move(self.notes + at, self.buffers[buffer], count)
 
