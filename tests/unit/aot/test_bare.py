@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from smelt.aot.bare import Object
+from smelt.aot.bare import Object, Sizes
 from smelt.cli.main import app
 from smelt.device.cross import LANGUAGE
 from smelt.dtype import Array
@@ -141,3 +141,29 @@ def test_sizes_and_memory_are_checked_before_anything_is_built(tmp_path: Path) -
     assert isinstance(error, MemoryLimitError)
     assert "weights" not in str(error.got)
     assert not list(tmp_path.iterdir())
+
+
+def test_sizes_of_an_object_made_by_hand() -> None:
+    """An ELF file as its specification has it: a header of 52 bytes, sections, their names, and one symbol."""
+    names = b"\0.text\0.data\0.bss\0.ARM.exidx\0.comment\0.names\0.symbols\0arena\0"
+    symbol = bytes(16) + struct.pack("<IIIBBH", names.index(b"arena"), 0, 640, 1, 0, 3)
+    # Name, type (1: content, 2: symbols, 8: zeros), flags (1: written, 2: loaded, 4: code), bytes, link.
+    rows: list[tuple[str, int, int, int, int]] = [
+        ("", 0, 0, 0, 0), (".text", 1, 6, 100, 0), (".data", 1, 3, 20, 0), (".bss", 8, 3, 700, 0),
+        (".ARM.exidx", 1, 2, 8, 0), (".comment", 1, 0, 50, 0), (".names", 3, 0, len(names), 0),
+        (".symbols", 2, 0, len(symbol), 6),
+    ]  # fmt: skip
+    places = {".names": 60, ".symbols": 60 + len(names)}
+    start = 60 + len(names) + len(symbol)
+    table = b"".join(
+        struct.pack(
+            "<10I", names.index(name.encode() + b"\0"), kind, flags, 0, places.get(name, 52), size, link, 0, 1, 0
+        )
+        for name, kind, flags, size, link in rows
+    )
+    header = bytes(32) + struct.pack("<I", start) + bytes(10) + struct.pack("<HHH", 40, len(rows), 6)
+    found = Object(header + bytes(60 - len(header)) + names + symbol + table)
+    assert found.sizes() == Sizes(100 + 20, 20 + 700)
+    assert found.symbol("arena") == 640
+    with pytest.raises(KeyError):
+        found.symbol("text")

@@ -22,7 +22,7 @@ from smelt.aot.describe import c_name, c_string, check_signature
 from smelt.aot.limit import check_limit, parts
 from smelt.aot.record import recorded_unit
 from smelt.aot.targets import MACHINES, find_machine
-from smelt.device.cross import RUNTIME, Unit
+from smelt.device.cross import RUNTIME, Unit, Workshop
 from smelt.device.runtime import FEATURES
 from smelt.engine.signature import signature_of
 from smelt.errors import MemoryLimitError, UnsupportedError
@@ -276,3 +276,10 @@ def test_axes_that_the_c_api_lacks() -> None:
         with pytest.raises(UnsupportedError, match="too many axes for the C API") as caught:
             check_signature(signature)
         assert caught.value.expected == "at most 16"
+
+
+def test_files_beside_the_code_are_written_into_the_workshop(tmp_path: Path) -> None:
+    Workshop(("cc",), tmp_path).write({"a.h": b"first", "b.bin": b"\0second"})
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == {
+        "a.h": b"first", "b.bin": b"\0second",
+    }  # fmt: skip

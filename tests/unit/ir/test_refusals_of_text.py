@@ -9,7 +9,7 @@ import pytest
 from smelt.dtype import DTYPES, DType, integer_range
 from smelt.errors import SmeltError
 from smelt.ir.text import parse
-from smelt.ir.text.lexer import one_line
+from smelt.ir.text.lexer import Cursor, one_line
 
 F = "tensor<2xf32>"
 
@@ -24,6 +24,9 @@ def constant(literal: str, type: str) -> str:
 
 # Text; the message; what else it says.
 WRONG: dict[str, tuple[str, str, str]] = {
+    "one type for a function's": (
+        lines(f"%0 = stablehlo.custom_call @f(%x) : {F}"), "unexpected text", "a function type"),
+    "an unknown place": (lines(f"%0 = stablehlo.abs %x : {F} loc(#loc7)"), "#loc7", "loc7"),
     "complex of floats": (
         lines(f"%0 = stablehlo.complex %x, %x : {F}"), "unexpected type", "a tensor of complex numbers"),
     "select with one type": (
@@ -152,6 +155,25 @@ def test_integers_of_a_literal_fit_their_type(of: DType) -> None:
             assert caught.value.expected == f"{low} to {most}"
         with pytest.raises(SmeltError, match="not an element of this type"):
             parsed(0, form.replace("{0}", "true"))
+
+
+def test_places_of_other_dialects_are_skipped() -> None:
+    made = parse(lines(f"%0 = stablehlo.abs %x : {F} loc(#di.scope<a = [1, <b>]>)", f"%1 = stablehlo.abs %0 : {F}"))
+    assert [op.name for op in made.main.body.ops] == ["stablehlo.abs"] * 2
+
+
+@pytest.mark.parametrize("length", [1, 99, 100, 101, 300])
+def test_the_caret_is_below_its_character(length: int) -> None:
+    """Of a long line a part of 100 characters is shown, with the place in the middle where both sides are long."""
+    text = "".join(chr(0x4E00 + i) for i in range(length))
+    cursor = Cursor(f"x\n{text}\ny", "file")
+    for column in range(1, length + 1):
+        shown, caret = cursor.caret_line(cursor.place(2 + column - 1)).split("\n")
+        assert shown[caret.index("^")] == text[column - 1]
+        excerpt = shown.removeprefix("2 | ").removeprefix("…")
+        first = max(0, min(column - 51, length - 100))
+        assert excerpt == text[first : first + 100]
+        assert shown.startswith("2 | …") == (first > 0)
 
 
 @pytest.mark.parametrize(

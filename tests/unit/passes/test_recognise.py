@@ -106,6 +106,12 @@ def safe_attention(q, k, v, mask):
     return jnp.einsum("bqk,bkd->bqd", jnp.where(jnp.isnan(weights), 0.0, weights), v)
 
 
+def kept_attention(q, k, v, mask):
+    """The same, with the weights that are numbers kept."""
+    weights = jax.nn.softmax(jnp.einsum("bqd,bkd->bqk", q, k) + jnp.where(mask > 0, 0.0, -jnp.inf)[None])
+    return jnp.einsum("bqk,bkd->bqd", jnp.where(weights == weights, weights, 0.0), v)
+
+
 def attention(q, k, v):
     scores = jnp.einsum("bqd,bkd->bqk", q, k) / np.sqrt(8).astype(np.float32)
     return jnp.einsum("bqk,bkd->bqd", jax.nn.softmax(scores), v)
@@ -144,6 +150,7 @@ FOUND: list[tuple[str, Callable[..., Any], list[tuple[int, ...]]]] = [
     ("smelt.attention", masked_attention, [(2, 3, 8), (2, 5, 8), (2, 5, 4), (3, 5)]),
     ("smelt.attention", capped_attention, [(2, 3, 8), (2, 5, 8), (2, 5, 4)]),
     ("smelt.attention", safe_attention, [(2, 3, 8), (2, 5, 8), (2, 5, 4), (3, 5)]),
+    ("smelt.attention", kept_attention, [(2, 3, 8), (2, 5, 8), (2, 5, 4), (3, 5)]),
     ("smelt.attention", jax.nn.dot_product_attention, [(2, 3, 4, 8), (2, 5, 4, 8), (2, 5, 4, 8)]),
     ("smelt.attention", jax.nn.dot_product_attention, [(2, 3, 4, 8), (2, 5, 2, 8), (2, 5, 2, 8)]),
     ("smelt.attention", lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=True), [(2, 5, 4, 8)] * 3),
