@@ -403,6 +403,20 @@ def test_results_go_to_the_callers_arrays(seed: int) -> None:
         call((x,), (y, y))
 
 
+def test_an_output_array_for_a_reused_argument_must_fit(seed: int) -> None:
+    shapes = [Shape("f32", "N")]
+    given = (library(), "twice", shapes, shapes, ("N",), ())
+    call = Program(*given, explain=explain, names=["x"], donated=(0,), reused={0: 0}).bind([])
+    x = floats(seed, 6)
+    copy, y = x.copy(), np.empty(6, np.float32)
+    for wrong in (np.empty(5, np.float32), np.empty(6), np.empty(12, np.float32)[::2]):
+        with pytest.raises(ShapeError, match="output array 0"):
+            call((copy,), (wrong,))
+    np.testing.assert_array_equal(copy, x)
+    assert call((copy,), (y,))[0] is y
+    np.testing.assert_array_equal(y, 2 * x)
+
+
 def test_bound_arguments_and_outputs_stay_apart() -> None:
     shapes = [Shape("f64", "N"), Shape("f64", "N")]
     weight = np.ones(10)

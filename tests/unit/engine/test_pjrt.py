@@ -113,6 +113,7 @@ def test_buffers_go_in_and_come_out(seed: int) -> None:
     np.testing.assert_array_equal(second.wait().numpy(), x**3)
     np.testing.assert_array_equal(np.asarray(second), x**3)
     np.testing.assert_array_equal(np.from_dlpack(second), x**3)
+    assert second.__dlpack_device__() == (1, 0), "kDLCPU, the only one"
     taken = engine.client.take(np.arange(4, dtype=np.float32))  # type: ignore[attr-defined]  # of a local client
     np.testing.assert_array_equal(executable(taken, taken)[0].numpy(), x**2)
 

@@ -8,6 +8,7 @@ import pytest
 from smelt.dim import symbol
 from smelt.engine.native import NativeEngine, compile_all
 from smelt.errors import RunError, SizeError, SmeltError, UnsupportedError
+from smelt.ir.attributes import ConvDims
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program
 from smelt.ir.interpret import run
@@ -158,3 +159,23 @@ def test_many_programs_in_one_file_and_one_that_cannot_be() -> None:
     assert not isinstance(made[2], SmeltError)
     assert made[0](np.array([3]), np.asarray(np.float32(1)))[0].tolist() == [1, 2, 3]
     assert made[2](TEN, np.array([2, 5], np.int32))[0].tolist() == TEN.reshape(2, 5).tolist()
+
+
+def test_padding_of_a_convolution_that_an_operand_gives(seed: int) -> None:
+    """Other sides, other strides and dilations: a result of another size than declared is refused."""
+    f = FuncBuilder("main", [Shape("f32", 1, 5, 6, 2), Shape("f32", 2, 3, 2, 3), Shape("i64", 2, 2)])
+    dims = ConvDims(0, 3, (1, 2), 2, 3, (0, 1), 0, 3, (1, 2))
+    made = f.dynamic_conv(
+        *f.args, dimension_numbers=dims, feature_group_count=1, batch_group_count=1, window_strides=(1, 2),
+        lhs_dilation=(2, 1), rhs_dilation=(1, 2), result=Shape("f32", 1, 9, 3, 3),
+    )  # fmt: skip
+    program = Program.of(f.func(made))
+    random = np.random.default_rng(seed)
+    given = [random.integers(-3, 4, sizes).astype(np.float32) for sizes in ((1, 5, 6, 2), (2, 3, 2, 3))]
+    paddings = ([[1, 0], [1, 2]], [[0, 1], [0, 3]], [[-1, 2], [4, 0]])
+    assert disagreement(program, [(*given, np.array(each)) for each in paddings], 1e-300) == ""
+    executable = NativeEngine().compile(program)
+    for wrong in ([[1, 1], [1, 2]], [[0, 0], [1, 2]], [[1, 0], [0, 0]], [[1, 0], [3, 2]]):
+        for call in (lambda each: executable(*given, each), lambda each: run(program, [*given, each])):
+            with pytest.raises(RunError, match="a size is not what the program promised|do not fit the sizes"):
+                call(np.array(wrong))

@@ -103,6 +103,13 @@ def test_wrong_arrays_are_refused():
     assert traced(np.ones(2, np.float32), np.ones(2, np.float32)).tolist() == [2, 2]
 
 
+def test_more_shapes_than_parameters_are_refused():
+    one = Shape("f32", b="B")
+    with pytest.raises(TensorError, match="2 more arguments than parameters"):
+        trace(lambda x: x + 1, one, one, one)
+    assert trace(lambda *xs: xs[0] + xs[2], one, one, one)(*np.eye(3, dtype="f")).tolist() == [1, 0, 1]
+
+
 def test_sizes_that_no_symbol_gives_are_refused():
     traced = trace(lambda x: x + 1, Shape("f32", b="2*N + 2"))
     assert traced(np.zeros(2, np.float32)).tolist() == [1, 1], "N is 0"
