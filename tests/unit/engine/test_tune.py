@@ -291,3 +291,13 @@ def test_time_that_is_too_short_is_used_and_said(
     assert later.kept
     assert later.enough is None
     assert all(b.tried > a.tried for a, b in zip(short.findings, later.findings, strict=True))
+
+
+def test_how_much_time_is_enough() -> None:
+    """By hand: two builds and 2 × 24 calls at the end; a round of 9 × 8 calls before; 15 % are for the end."""
+    made = object.__new__(tuning._Tuner)
+    made.begun, made.build_seconds, made.call = 5.0, 2.0, 0.01
+    assert made.final == pytest.approx(4 + 0.48)
+    assert made.enough == pytest.approx((5 + 0.72 + 4.48) / 0.85)
+    for made.seconds, short in ((11.3, True), (11.4, False)):  # (5 + 2 * 8 * 0.01 + 4.48) / 0.85 is 11.34
+        assert made.is_short == short
