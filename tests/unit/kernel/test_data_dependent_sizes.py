@@ -177,5 +177,5 @@ def test_padding_of_a_convolution_that_an_operand_gives(seed: int) -> None:
     executable = NativeEngine().compile(program)
     for wrong in ([[1, 1], [1, 2]], [[0, 0], [1, 2]], [[1, 0], [0, 0]], [[1, 0], [3, 2]]):
         for call in (lambda each: executable(*given, each), lambda each: run(program, [*given, each])):
-            with pytest.raises(RunError, match="a size is not what the program promised|do not fit the sizes"):
+            with pytest.raises(RunError, match=r"a size is not what the program promised|do not fit the sizes"):
                 call(np.array(wrong))
