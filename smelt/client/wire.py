@@ -50,6 +50,8 @@ def to_bytes(array: Array) -> bytes:
 
 def split_strings(data: memoryview, count: int) -> Array:
     """Elements of BYTES: text where they are UTF-8, else bytes."""
+    if 4 * count > len(data):
+        raise ParseError("the BYTES end early", expected=f"{count} elements", got=f"{len(data)} bytes")
     made = np.empty(count, object)
     at = 0
     for i in range(count):

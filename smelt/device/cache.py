@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from smelt.buffer import parse_bytes
 from smelt.errors import FileError
@@ -39,7 +39,6 @@ _SHARED_MEMORY = "/dev/shm"  # often the only writable folder where the root is 
 
 # The name of the model that is being compiled; new cache entries are labelled with it.
 model_name: ContextVar[str] = ContextVar("model_name", default="")
-_elsewhere: list[bool] = []  # whether another process compiles for this one, and has the cache
 
 
 class Entry(Frozen):
@@ -63,6 +62,17 @@ class Entry(Frozen):
         self.path.unlink()
         with suppress(OSError):
             self.path.with_suffix(_NAME).unlink()
+
+
+class Contents(Protocol):
+    """Entries as bytes: a cache, or another process that has one."""
+
+    def read(self, key: str) -> bytes | None: ...
+
+    def keep(self, key: str, content: bytes) -> object: ...
+
+
+_elsewhere: list[Contents | None] = []  # of the process that compiles for this one, and has the cache
 
 
 class Cache(Frozen):
@@ -113,30 +123,33 @@ class Cache(Frozen):
         Where the folder cannot be written, a private temporary folder is used and a warning is logged once. None:
         neither could be written.
         """
-        if made.stat().st_size > self.limit:
+        return None if made.stat().st_size > self.limit else self.keep(key, made.read_bytes())
+
+    def keep(self, key: str, content: bytes) -> Path | None:
+        """The same for the content of a file."""
+        if len(content) > self.limit:
             return None
         there = self.find(key)  # another process may have been faster
         if there is not None:
             return there
         try:
-            final = self._keep(key, made)
+            final = self._write(key, content)
         except (OSError, FileError) as error:
             _warn(self.folder, _reason(error))
             spare = private_folder()
             if spare is None or spare == self.folder:
                 return None
             with suppress(OSError, FileError):
-                return Cache(spare, self.limit)._keep(key, made)
+                return Cache(spare, self.limit)._write(key, content)
             return None
         self._evict(final)
         return final
 
-    def _keep(self, key: str, made: Path) -> Path:
+    def _write(self, key: str, content: bytes) -> Path:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         unsafe = _why_unsafe(self.folder)
         if unsafe:
             raise FileError(f"{self.folder} is not used", got=unsafe)
-        content = made.read_bytes()
         final = self.folder / f"{key}-{_digest(content)}.so"
         name = model_name.get().encode()[:_NAME_BYTES]
         if name:
@@ -182,13 +195,14 @@ def compiling_for(name: str) -> Iterator[None]:
         model_name.reset(token)
 
 
-def leave_to_other() -> None:
-    """From now on another process has the cache, which compiles for this one."""
-    _elsewhere.append(True)
+def leave_to_other(contents: Contents | None = None) -> None:
+    """From now on another process has the cache, which compiles for this one. `contents`: entries that it keeps."""
+    _elsewhere[:] = [contents]
 
 
-def is_elsewhere() -> bool:
-    return bool(_elsewhere)
+def contents() -> Contents | None:
+    """Where this process keeps what it compiled as bytes; None: nowhere."""
+    return _elsewhere[0] if _elsewhere else default()
 
 
 def default() -> Cache:

@@ -70,10 +70,13 @@ def compiler() -> tuple[str, ...] | None:
 _elsewhere: list[Callable[[Sequence[str], Sequence[str]], bytes]] = []
 
 
-def compile_elsewhere(compile: Callable[[Sequence[str], Sequence[str]], bytes]) -> None:
-    """Have `build` call this from now on: sources and extra flags → a library for this machine's `target()`."""
+def compile_elsewhere(
+    compile: Callable[[Sequence[str], Sequence[str]], bytes], contents: kept.Contents | None = None
+) -> None:
+    """Have `build` call this from now on: sources and extra flags → a library for this machine's `target()`.
+    `contents`: where other results of compiling are kept."""
     _elsewhere[:] = [compile]
-    kept.leave_to_other()
+    kept.leave_to_other(contents)
 
 
 def build(source: str | Sequence[str], *extra: str, processor: Target | None = None) -> ctypes.CDLL:
@@ -86,9 +89,7 @@ def build(source: str | Sequence[str], *extra: str, processor: Target | None = N
     if absent:
         raise DeviceError("this machine cannot run code for the target", expected=absent, remedy="unset SMELT_TARGET")
     if _elsewhere:
-        if processor.flags != target().flags:
-            raise DeviceError("code for another target cannot be compiled here", got=processor.name)
-        code = _elsewhere[0]((source,) if isinstance(source, str) else source, extra)
+        code = _ask_elsewhere(source, extra, processor)
         return load_library(code, hashlib.blake2b(code, digest_size=16).hexdigest())
     work = _Work.of(source, processor, extra)
     store = kept.default()
@@ -103,6 +104,12 @@ def build(source: str | Sequence[str], *extra: str, processor: Target | None = N
                 return load_library(code, hashlib.blake2b(code, digest_size=16).hexdigest())
     file, entry = found
     return load_descriptor(file, entry.digest)
+
+
+def _ask_elsewhere(source: str | Sequence[str], extra: Sequence[str], processor: Target) -> bytes:
+    if processor.flags != target().flags:
+        raise DeviceError("code for another target cannot be compiled here", got=processor.name)
+    return _elsewhere[0]((source,) if isinstance(source, str) else source, extra)
 
 
 def build_bytes(source: Sequence[str], *extra: str) -> bytes:
@@ -139,6 +146,8 @@ def compile_bytes(source: str | Sequence[str], *extra: str, processor: Target) -
     import tempfile
     from pathlib import Path
 
+    if _elsewhere:
+        return _ask_elsewhere(source, extra, processor)
     found = kept.default().read(_Work.of(source, processor, extra).key)
     if found is not None:
         return found

@@ -11,12 +11,11 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from smelt.bundle.stored import StoredModel
-from smelt.bundle.write import write
+from smelt.bundle.write import serialize
 from smelt.callable_package import call_later
 from smelt.device import cache as kept
 from smelt.device.registry import find_device
@@ -32,7 +31,7 @@ log = logging.getLogger("smelt")
 
 def key_of(checkpoint: Checkpoint, precision: str) -> str | None:
     """The key of a checkpoint's step on this machine; None without a cache, or where smelt's own files are hidden."""
-    if kept.is_elsewhere():
+    if kept.contents() is None:
         return None
     weights = checkpoint.weights
     held = [(name, str(checkpoint.formats.get(name)), str(weights.shape(name))) for name in sorted(weights)]
@@ -47,7 +46,8 @@ def key_of(checkpoint: Checkpoint, precision: str) -> str | None:
 
 def find(key: str, store: Store) -> NativeExecutable | None:
     """The step of a key, without weights; `store` makes its bundle."""
-    content = kept.default().read(key)
+    contents = kept.contents()
+    content = None if contents is None else contents.read(key)
     if content is None:
         return None
     try:
@@ -61,10 +61,9 @@ def find(key: str, store: Store) -> NativeExecutable | None:
 def keep(key: str, store: Callable[[], StoredModel], name: str) -> None:
     """Put a compiled step under a key; `name` is the model's, for `smelt cache ls`."""
     try:
-        with tempfile.TemporaryDirectory(prefix=kept.SCRATCH) as folder, kept.compiling_for(name):
-            made = Path(folder) / "step.smelt"
-            write(made, store())
-            kept.default().put(key, made)
+        with kept.compiling_for(name):
+            if (contents := kept.contents()) is not None:
+                contents.keep(key, serialize(store()))
     except (OSError, SmeltError) as error:
         log.warning("the compiled step is not kept: %s", error)
 

@@ -49,13 +49,20 @@ class ModelConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     max_delay_ms: float = 0.0  # how long a request may wait for others; 0: only while a call runs
     max_queue: int = 1024  # requests that may wait
     timeout: float | None = 60.0  # seconds for a request, waiting included
+    load_timeout: float = 900.0  # seconds for a worker to load, compile and warm up the model
+    max_output: str | int = "1GiB"  # all outputs of a call of a worker
     warm_up: bool = True
     trusted: bool = False  # run inside the server instead of a sandboxed process of its own
     context: int | None = None  # longest sequence of a language model
     state: dict[str, str] = {}  # inputs that come from a sequence's last request, and the outputs that become them
-    max_sequences: int = 1024  # of a model with state
+    max_sequences: int = 1024  # of a model with state, for each key
     kernel_spans: int = 0  # with `otel`: one call in this number has a span for each kernel; 0: none
     steps: tuple[StepConfig, ...] = ()  # a pipeline instead of a model
+
+    @property
+    def output_limit(self) -> int:
+        """`max_output` in bytes."""
+        return parse_bytes(self.max_output, "max_output")
 
     def check(self, where: str) -> ModelConfig:
         least = {"instances": 1, "max_batch": 1, "max_delay_ms": 0, "max_queue": 0, "max_sequences": 1}
@@ -64,8 +71,12 @@ class ModelConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
                 raise _wrong(where, field, f"at least {low}", getattr(self, field))
         if self.instances > MOST_INSTANCES:
             raise _wrong(where, "instances", f"at most {MOST_INSTANCES}", self.instances)
-        if self.timeout is not None and self.timeout <= 0:
-            raise _wrong(where, "timeout", "more than 0 seconds", self.timeout)
+        for field in ("timeout", "load_timeout"):
+            seconds = getattr(self, field)
+            if seconds is not None and seconds <= 0:
+                raise _wrong(where, field, "more than 0 seconds", seconds)
+        if self.output_limit < 1:
+            raise _wrong(where, "max_output", "at least one byte", self.max_output)
         if self.name and not NAME.fullmatch(self.name):
             raise _wrong(where, "name", "letters, digits, '.', '_' and '-', at most 128", self.name)
         return self

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,11 +37,12 @@ class _Sequence:
 
 
 class Sequences:
-    """The sequences of one model. Everything runs on the event loop."""
+    """The sequences of one model. Each client has at most `most`. Everything runs on the event loop."""
 
     def __init__(self, name: str, state: Mapping[str, str], most: int) -> None:
         self.name, self._state, self._most = name, dict(state), most
         self._sequences: dict[tuple[str, int | str], _Sequence] = {}
+        self._counts: Counter[str] = Counter()  # by client
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -82,13 +84,15 @@ class Sequences:
             sequence.used = time.monotonic()
             is_over = ends or (not sequence.state and not sequence.waiting)
             if is_over and self._sequences.get(key) is sequence:
-                del self._sequences[key]
+                self._forget(key)
 
     def _begin(self, key: tuple[str, int | str]) -> _Sequence:
-        if key not in self._sequences and len(self._sequences) >= self._most:
-            self._forget_idle()
-            if len(self._sequences) >= self._most:
+        if key not in self._sequences:
+            if self._counts[key[0]] >= self._most:
+                self._forget_idle()
+            if self._counts[key[0]] >= self._most:
                 raise BusyError(f"{self.name} is busy", expected=f"at most {self._most} sequences", retry_after=1)
+            self._counts[key[0]] += 1
         made = self._sequences[key] = _Sequence()
         return made
 
@@ -104,7 +108,11 @@ class Sequences:
     def _forget_idle(self) -> None:
         now = time.monotonic()
         for key in [k for k, each in self._sequences.items() if not each.waiting and now - each.used > IDLE]:
-            del self._sequences[key]
+            self._forget(key)
+
+    def _forget(self, key: tuple[str, int | str]) -> None:
+        del self._sequences[key]
+        self._counts[key[0]] -= 1
 
 
 def check_state(name: str, state: Mapping[str, str], inputs: Sequence[Port], outputs: Sequence[Port]) -> None:

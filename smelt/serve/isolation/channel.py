@@ -13,7 +13,7 @@ import mmap
 import os
 import socket
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -26,7 +26,7 @@ from smelt.errors import ParseError
 
 ALIGN = 64
 LEAST = 1 << 16  # bytes of a first memfd
-MOST = 1 << 36  # bytes that the other side may have us map
+MOST = 1 << 36  # bytes that a trusted other side may have us map
 PACKET = 1 << 16  # bytes of a message
 _ADD_SEALS, _GET_SEALS = 1033, 1034
 _SEAL, _SHRINK, _GROW, _FUTURE_WRITE = 1, 2, 4, 16
@@ -82,7 +82,24 @@ class Compiled(msgspec.Struct, array_like=True, tag="compiled", frozen=True):
     code: Tensor
 
 
-Message = Call | Cancelled | Done | Failed | Ready | Compile | Compiled
+class Find(msgspec.Struct, array_like=True, tag="find", frozen=True):
+    """Ask the compiler process for an entry that a worker of this model kept. The answer is `Found`."""
+
+    key: str
+
+
+class Found(msgspec.Struct, array_like=True, tag="found", frozen=True):
+    content: Tensor | None
+
+
+class Keep(msgspec.Struct, array_like=True, tag="keep", frozen=True):
+    """Have an entry kept. The answer is `Found` with nothing."""
+
+    key: str
+    content: Tensor
+
+
+Message = Call | Cancelled | Done | Failed | Ready | Compile | Compiled | Find | Found | Keep
 _encode = msgspec.msgpack.Encoder().encode
 _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
@@ -94,10 +111,11 @@ class ClosedError(ParseError):
 
 
 class Channel:
-    """One end. `send_*` and `receive` are called by one thread at a time."""
+    """One end. `send_*` and `receive` are called by one thread at a time. `most`: bytes of a message's tensors that
+    the other side may send; nothing larger is mapped or copied."""
 
-    def __init__(self, end: socket.socket) -> None:
-        self.socket = end
+    def __init__(self, end: socket.socket, most: int = MOST) -> None:
+        self.socket, self.most = end, most
         self._out: mmap.mmap | None = None
         self._in: mmap.mmap | None = None
         self._view = np.empty(0, np.uint8)  # of the other side's memory
@@ -114,9 +132,10 @@ class Channel:
     def send_done(self, number: int, outputs: Mapping[str, Array]) -> None:
         self._send_tensors({name: (array,) for name, array in outputs.items()}, lambda found: Done(number, found))
 
-    def send_bytes(self, kind: type[Ready] | type[Compiled], content: bytes) -> None:
+    def send_bytes(self, make: Callable[[Tensor], Message], content: bytes) -> None:
+        """A message that names where the bytes are."""
         array = np.frombuffer(content, np.uint8)
-        self._send_tensors({"": (array,)}, lambda found: kind(found[0]))
+        self._send_tensors({"": (array,)}, lambda found: make(found[0]))
 
     def send_sources(self, sources: Iterable[str], runtime: bool) -> None:
         arrays = {str(i): (np.frombuffer(text.encode(), np.uint8),) for i, text in enumerate(sources)}
@@ -151,7 +170,7 @@ class Channel:
         """Have memory for `size` bytes; the descriptor to pass where it is new."""
         if size <= len(self._mine) and self._out is not None:
             return None
-        room = max(LEAST, 1 << (size - 1).bit_length())
+        room = _room(size)
         file = os.memfd_create("smelt-tensors", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(file, room)
         self._mine = np.empty(0, np.uint8)
@@ -204,8 +223,8 @@ class Channel:
                 raise ClosedError("several descriptors were passed", expected="one", got=len(files))
             size = os.fstat(files[0]).st_size
             seals = fcntl.fcntl(files[0], _GET_SEALS)
-            if not seals & _SHRINK or not 0 < size <= MOST:
-                raise ClosedError("the memory is not sealed", got=f"seals {seals}, {size} bytes")
+            if not seals & _SHRINK or not 0 < size <= 2 * _room(self.most):
+                raise ClosedError("the memory is not sealed, or too large", got=f"seals {seals}, {size} bytes")
             self._view = np.empty(0, np.uint8)
             _release(self._in)
             self._in = mmap.mmap(files[0], size, prot=mmap.PROT_READ)
@@ -218,6 +237,9 @@ class Channel:
 
     def tensors(self, said: Sequence[Tensor], copy: bool) -> dict[str, Array]:
         """Arrays in the other side's memory; it is overwritten by its next message unless they are copied."""
+        total = sum(each.size for each in said)  # several may state the same bytes
+        if total > self.most:
+            raise ClosedError("the tensors are too large", expected=f"at most {self.most} bytes", got=total)
         return {each.name: self._array(each, copy) for each in said}
 
     def _array(self, said: Tensor, copy: bool) -> Array:
@@ -242,6 +264,11 @@ class Channel:
         for each in (self._in, self._out):
             _release(each)
         self._in = self._out = None
+
+
+def _room(size: int) -> int:
+    """The size of a memfd for this number of bytes."""
+    return max(LEAST, 1 << max(0, size - 1).bit_length())
 
 
 def _release(mapped: mmap.mmap | None) -> None:

@@ -7,6 +7,7 @@ data. Methods block; the server calls them in threads.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 import shutil
@@ -28,7 +29,7 @@ from smelt.device import cache
 from smelt.engine_api import Closing, Port, Signature
 from smelt.errors import DeviceError, SmeltError, error_of
 from smelt.serve.config import ModelConfig
-from smelt.serve.isolation.channel import Cancelled, Channel, ClosedError, Failed, Ready, expect_peer, pair
+from smelt.serve.isolation.channel import Cancelled, Channel, ClosedError, Failed, Message, Ready, expect_peer, pair
 from smelt.serve.isolation.worker import Loaded
 from smelt.serve.isolation.zygote import Ended, Fork, Forked, decode_answer, encode
 
@@ -171,16 +172,25 @@ class RemoteModel(Closing):
         ours, theirs = [each[0] for each in sockets], [each[1] for each in sockets]
         for_worker, for_compiler = pair()
         try:
-            self._zygote.fork("compiler", {"folder": str(code_folder())}, [for_compiler])
+            compiler = {"folder": str(code_folder()), "owner": state_of(self.path)}
+            self._zygote.fork("compiler", compiler, [for_compiler])
             self.pid = self._zygote.fork("worker", self._setup(), [theirs[0], for_worker, *theirs[1:]])
         except BaseException:
             for each in (*ours, *theirs, for_worker, for_compiler):
                 each.close()
             raise
-        self.control, *self.slots = map(Channel, ours)
+        self.control = Channel(ours[0], MOST_ABOUT)
+        self.slots = [Channel(each, self.config.output_limit) for each in ours[1:]]
         try:
             expect_peer(ours[0], self.pid, START)
-            self._adopt(self.control.receive())
+            self._adopt(self._hear_first())
+        except TimeoutError as error:
+            self._stop()
+            raise DeviceError(
+                f"the worker of {self.name} did not load the model in time",
+                expected=f"load_timeout = {self.config.load_timeout:g} seconds at most",
+                remedy="raise load_timeout in the model's settings, or save the model as a bundle",
+            ) from error
         except ClosedError as error:
             how = self.explain_end()
             self._stop()
@@ -193,6 +203,14 @@ class RemoteModel(Closing):
         spent = 1e3 * (time.perf_counter() - begun)
         log.debug("%s: worker %d after %.0f ms, %s", self.name, self.pid, spent, ", ".join(self.layers))
 
+    def _hear_first(self) -> Message:
+        """What a new worker says. TimeoutError where it takes too long."""
+        self.control.socket.settimeout(self.config.load_timeout)
+        try:
+            return self.control.receive()
+        finally:
+            self.control.socket.settimeout(None)
+
     def _setup(self) -> dict[str, Any]:
         limit = self.config.memory_limit
         memory = None if limit is None else parse_bytes(limit, "memory_limit") + SPARE
@@ -200,7 +218,7 @@ class RemoteModel(Closing):
         config = msgspec.to_builtins(self.config)
         return {"name": self.name, "path": str(self.path), "config": config, "readable": readable, "memory": memory}
 
-    def _adopt(self, said: object) -> None:
+    def _adopt(self, said: Message) -> None:
         if isinstance(said, Failed):
             raise error_of(said.error)
         if not isinstance(said, Ready) or said.content.size > MOST_ABOUT:
@@ -278,6 +296,18 @@ def files_of(path: Path) -> list[Path]:
     if path.parent.name.isdecimal():
         return [path.parent]
     return [path, *(each for each in path.parent.glob(f"{_escape(path.stem)}*") if each.is_file() and each != path)]
+
+
+def state_of(path: Path) -> str:
+    """A model's path, and a hash that changes with its files: their names, sizes, times and inodes."""
+    found = hashlib.blake2b(digest_size=20)
+    for each in files_of(path):
+        below = sorted(each.rglob("*")) if each.is_dir() else [each]
+        for file in below:
+            with contextlib.suppress(OSError):
+                known = file.stat()
+                found.update(f"{file}\0{known.st_size} {known.st_mtime_ns} {known.st_ino} {known.st_dev}\0".encode())
+    return f"{path.resolve()} {found.hexdigest()}"
 
 
 def _linked_files(folder: Path) -> list[Path]:

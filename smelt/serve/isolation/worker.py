@@ -13,15 +13,19 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from smelt.buffer import bytes_text
 from smelt.bundle.record import signature_record
+from smelt.client.wire import to_bytes
 from smelt.device.runtime import limit_this_thread
 from smelt.dtype import Array
 from smelt.engine_api import Signature
+from smelt.errors import MemoryLimitError
 from smelt.model import LoadedModel
 from smelt.serve.config import ModelConfig
 from smelt.serve.isolation import sandbox
@@ -84,7 +88,7 @@ def _serve(
     if isinstance(model, LocalTexts):
         TextWorker(model, Packets(calls[0].socket), loop).run()
     else:
-        _Worker(model, control).run(calls)
+        _Worker(model, control, setup.config.output_limit).run(calls)
 
 
 def _load(setup: WorkerSetup) -> LoadedModel | LocalTexts:
@@ -110,8 +114,8 @@ def _describe(model: LoadedModel | LocalTexts, layers: list[str], seconds: float
 class _Worker:
     """Threads that run calls, and one that hears of cancelled ones."""
 
-    def __init__(self, model: LoadedModel, control: Channel) -> None:
-        self.model, self.control = model, control
+    def __init__(self, model: LoadedModel, control: Channel, most: int) -> None:
+        self.model, self.control, self._most = model, control, most
         self._tokens: dict[int, Cancel] = {}
         self._cancelled: set[int] = set()
         self._short: dict[int, bool] = {}  # whether calls are worth no second thread, by the magnitude of their inputs
@@ -154,6 +158,7 @@ class _Worker:
         try:
             inputs = channel.tensors(call.tensors, copy=False)
             outputs = self._call(inputs, call.timeout, token)
+            self._check_size(outputs)
         except ClosedError:
             raise
         except Exception as error:
@@ -162,6 +167,17 @@ class _Worker:
             channel.send_done(call.number, outputs)
         finally:
             del self._tokens[call.number]
+
+    def _check_size(self, outputs: Mapping[str, Array]) -> None:
+        """The server ends a worker that sends more."""
+        size = sum(len(to_bytes(a)) if a.dtype.kind in "OUS" else a.nbytes for a in outputs.values())
+        if size > self._most:
+            raise MemoryLimitError(
+                "the outputs are too large",
+                expected=f"max_output = {bytes_text(self._most)} at most",
+                got=bytes_text(size),
+                remedy="a smaller batch, or a larger max_output in the model's settings",
+            )
 
     def _call(self, inputs: dict[str, Array], timeout: float | None, token: Cancel) -> dict[str, Array]:
         magnitude = sum(array.nbytes for array in inputs.values()).bit_length()

@@ -146,7 +146,10 @@ class Liar(np.ndarray[Any, Any]):
 
 
 def open_hostile(path: Path, config: ModelConfig) -> Any:
-    return Hostile(path)
+    found = Hostile(path)
+    while found.does["does"] == "stall":
+        time.sleep(1)
+    return found
 
 
 if __name__ == "__main__":

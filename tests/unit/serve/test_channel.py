@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from smelt.client.wire import NUMPY
+from smelt.errors import ParseError
 from smelt.serve.isolation.channel import Channel, ClosedError, Done, Tensor, expect_peer, pair
 from smelt.serve.isolation.remote import is_supported
 
@@ -88,6 +89,26 @@ def test_tensors_outside_of_the_memory_are_refused(ends: tuple[Channel, Channel]
     assert isinstance(said, Done)
     with pytest.raises(ClosedError):
         server.tensors(said.tensors, copy=True)
+
+
+def test_more_than_the_limit_is_neither_mapped_nor_copied() -> None:
+    ours, theirs = pair()
+    server, worker = Channel(ours, 1 << 20), Channel(theirs)
+    worker.send_done(1, {"y": np.zeros(1 << 18, np.float32)})  # just as much
+    said = server.receive()
+    assert isinstance(said, Done)
+    assert server.tensors(said.tensors, copy=True)["y"].nbytes == 1 << 20
+    with pytest.raises(ClosedError, match="too large"):
+        server.tensors([*said.tensors, Tensor("z", "FP32", (4,), 0, 16)], copy=True)
+    with pytest.raises(ParseError, match="end early"):
+        server.tensors([Tensor("t", "BYTES", (1 << 60,), 0, 16)], copy=True)
+    worker._send(Done(2, [Tensor("y", "UINT8", (1 << 36,), 0, 1 << 36)]), worker._reserve(1 << 36))  # sparse
+    mapped = server._in
+    with pytest.raises(ClosedError, match="too large"):
+        server.receive()
+    assert server._in is mapped
+    server.close()
+    worker.close()
 
 
 def test_what_is_no_sealed_memory_is_refused(ends: tuple[Channel, Channel], tmp_path: Path) -> None:

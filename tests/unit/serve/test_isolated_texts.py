@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from hashlib import blake2b
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,10 +20,14 @@ import numpy as np
 import pytest
 
 import smelt
-from smelt.serve.isolation import remote_texts, restarts
-from smelt.serve.isolation.channel import ClosedError, pair
+from smelt.device import cache
+from smelt.llm import checkpoint as files
+from smelt.llm import step_cache
+from smelt.serve.isolation import compiler, remote_texts, restarts
+from smelt.serve.isolation.channel import Channel, ClosedError, pair
+from smelt.serve.isolation.compiler import KeptElsewhere
 from smelt.serve.isolation.packets import Answered, Ask, Begun, Event, Finished, Packets, Said, Stop, Wrong, to_raw
-from smelt.serve.isolation.remote import is_supported
+from smelt.serve.isolation.remote import code_folder, is_supported, state_of
 from smelt.serve.isolation.remote_texts import RemoteTexts
 from smelt.serve.isolation.text_worker import Outbox, TextWorker, make_loop
 from smelt.serve.language import Generation, cancel_all
@@ -467,6 +472,63 @@ def test_what_is_no_message_is_refused() -> None:
             socket.send_fds(theirs, [b"l"], [file.fileno()])
         with pytest.raises(ClosedError):
             Packets(ours).receive_events()
+
+
+# ---- compiled steps that workers keep ----
+
+
+def test_a_model_finds_what_it_kept_itself_and_nothing_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SMELT_CACHE_DIR", str(tmp_path))
+
+    def ask(owner: str, act: Callable[[KeptElsewhere], Any]) -> Any:
+        ours, theirs = (Channel(end) for end in pair())
+
+        def answer() -> None:
+            compiler._answer_about_entry(theirs, owner, theirs.receive())
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            return act(KeptElsewhere(ours))
+        finally:
+            thread.join()
+            ours.close()
+            theirs.close()
+
+    key = "ab" * 20
+    assert ask("a", lambda kept: kept.read(key)) is None
+    ask("a", lambda kept: kept.keep(key, b"code"))
+    assert ask("a", lambda kept: kept.read(key)) == b"code"
+    assert ask("b", lambda kept: kept.read(key)) is None
+    monkeypatch.setattr(compiler, "MOST_KEPT", 3)
+    nothing: Any = None
+    KeptElsewhere(nothing).keep(key, b"long")  # which asks nothing
+
+
+def test_files_that_were_changed_have_another_state(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "weights").write_bytes(b"1")
+    (tmp_path / "a.gguf").write_bytes(b"1")
+    for path, file in ((folder, folder / "weights"), (tmp_path / "a.gguf", tmp_path / "a.gguf")):
+        before = state_of(path)
+        assert state_of(path) == before
+        os.utime(file, ns=(1, 1))
+        assert state_of(path) != before
+    assert state_of(folder) != state_of(tmp_path / "a.gguf")
+
+
+def test_a_worker_starts_again_without_compiling(client: Client) -> None:
+    assert client.post("/v1/chat/completions", ASK).status == 200  # the model is loaded
+    worker = version(client).loaded.worker
+    found = files.open(Path(worker.path))
+    keys = [step_cache.key_of(found.with_cache(kind), "q8") for kind in ("f32", "f16", "bf16")]
+    owner = state_of(worker.path)
+    kept = cache.Cache(code_folder())
+    names = [blake2b(f"{owner}\0{key}".encode(), digest_size=20).hexdigest() for key in keys]
+    assert any(kept.read(name) is not None for name in names)
 
 
 # ---- the worker's loop, in a thread of the test ----

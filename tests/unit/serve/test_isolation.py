@@ -18,6 +18,8 @@ import numpy as np
 import pytest
 
 import smelt
+from smelt.errors import DeviceError
+from smelt.serve.config import ModelConfig
 from smelt.serve.isolation import remote_queue, syscalls
 from smelt.serve.isolation.remote import RemoteModel, Zygote, is_supported, proportional_bytes
 from smelt.serve.models import Version
@@ -249,6 +251,18 @@ def test_a_crash_fails_its_own_request_alone(hostile: Client) -> None:
 def test_a_worker_that_sends_nonsense_is_ended(hostile: Client) -> None:
     assert hostile.post("/v2/models/babble/infer", ask([1.0])).status >= 400
     assert hostile.post("/v2/models/babble/infer", ask([0.0])).status == 200
+
+
+def test_a_worker_that_does_not_get_ready_is_ended(tmp_path: Path) -> None:
+    path = tmp_path / "stall.onnx"
+    path.write_text(json.dumps({"does": "stall"}))
+    zygote = Zygote("tests.unit.serve.hostile_worker")
+    try:
+        with pytest.raises(DeviceError, match="did not load the model in time") as raised:
+            RemoteModel(zygote, "stall", path, ModelConfig(load_timeout=0.2))
+        assert "load_timeout" in str(raised.value)
+    finally:
+        zygote.close()
 
 
 def test_an_error_of_the_model_arrives_whole(hostile: Client) -> None:

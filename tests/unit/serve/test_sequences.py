@@ -137,6 +137,19 @@ def test_a_sequence_outlives_a_swap(client: Client) -> None:
     assert total(client.run(send(client, [1, 2], 9, "end"))) == [2, 4]
 
 
+def test_a_key_cannot_take_the_sequences_of_another(path: Path) -> None:
+    keys = [KeyConfig(name, sha256(name.encode()).hexdigest()) for name in ("a", "b")]
+    with serving(model(path, state=STATE, max_sequences=2), keys=keys) as found:
+
+        def begin(number: int, key: str, *flags: str) -> int:
+            return found.run(send(found, [1, 1], number, *flags, authorization=f"Bearer {key}")).status
+
+        assert [begin(n, "a", "start") for n in (1, 2, 3, 2)] == [200, 200, 429, 200]
+        assert [begin(n, "b", "start") for n in (1, 2, 3)] == [200, 200, 429]
+        assert begin(1, "a", "end") == 200
+        assert [begin(n, "a", "start") for n in (3, 4)] == [200, 429]
+
+
 def test_a_sequence_belongs_to_its_key(path: Path) -> None:
     keys = [KeyConfig(name, sha256(name.encode()).hexdigest()) for name in ("a", "b")]
     with serving(model(path, state=STATE), keys=keys) as found:

@@ -130,7 +130,7 @@ class Model:
 def made_worker() -> tuple[Any, Model, Channel]:
     control, end = pair()
     model = Model()
-    return _Worker(model, Channel(end)), model, control  # type: ignore[arg-type]
+    return _Worker(model, Channel(end), 1 << 20), model, control  # type: ignore[arg-type]
 
 
 def test_calls_that_were_cancelled_before_they_came(ended: list[int]) -> None:
@@ -178,6 +178,16 @@ def test_failures_are_answers(ended: list[int]) -> None:
         assert isinstance(failed, Failed)
         assert (failed.number, says in str(failed.error)) == (4, True)
         assert here._tokens == {}
+    for large in (np.zeros(1 << 19, np.float32), np.array(["x" * (1 << 20)], object)):
+        model.error = None
+        here._call = lambda *_, large=large: {"y": large}
+        calls.send_call(5, None, {"x": [PIXELS]})
+        call = channel.receive()
+        assert isinstance(call, Call)
+        here._answer(channel, call)
+        failed = calls.receive()
+        assert isinstance(failed, Failed)
+        assert "max_output" in failed.error["expected"]
 
 
 def test_short_calls_stay_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +222,7 @@ def test_a_compiler_answers_until_its_worker_ends(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(compiler, "compile_for_other", build)
     folder = tmp_path / "cache"
     (channel, end) = pair()
-    running = threading.Thread(target=compiler.run, args=({"folder": str(folder)}, [end]), daemon=True)
+    running = threading.Thread(target=compiler.run, args=({"folder": str(folder), "owner": "me"}, [end]), daemon=True)
     running.start()
     channel.send_sources(["int a;", "int b;"], False)
     found = channel.receive()
@@ -234,7 +244,7 @@ def test_a_compiler_answers_until_its_worker_ends(monkeypatch: pytest.MonkeyPatc
 
 def test_a_worker_asks_its_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     asks: list[Any] = []
-    monkeypatch.setattr(compiler, "compile_through", asks.append)
+    monkeypatch.setattr(compiler, "compile_through", lambda ask, _: asks.append(ask))
     channel, end = pair()
     compiler.ask_compiler(channel)
     (ask,) = asks
