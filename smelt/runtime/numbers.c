@@ -142,7 +142,7 @@ int64_t smelt_array_end(const char *text, int64_t length, int64_t start) {
 
 /* Reads numbers with commas between them, up to the bracket that ends their array: `*count` at most, which becomes how many
  * there were. Returns where the bracket is; NULL where another reader is needed. */
-static inline const char *read_run(const char *at, const char *end, int integers, void *result, int64_t *count) {
+static inline __attribute__((always_inline)) const char *read_run(const char *at, const char *end, int integers, void *result, int64_t *count) {
   for (int64_t done = 0; done < *count;) {
     Decimal number;
     if (!(at = read_number(at, end, &number))) return NULL;

@@ -158,7 +158,7 @@ class App:
             return
         pending = response
         reply.on_lost(pending.cancel)
-        pending.future.add_done_callback(lambda _: self._reply_later(request, pending, identity, started, reply))
+        pending.then(lambda: self._reply_later(request, pending, identity, started, reply))
 
     def _reply_later(
         self, request: WholeRequest, pending: Pending, identity: bytes, started: float, reply: Reply

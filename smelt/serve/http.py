@@ -268,11 +268,13 @@ Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
 class Pending(Protocol):
-    """An answer that comes later. When `future` is done, `answer` gives the response, or raises."""
+    """An answer that comes later."""
 
-    future: asyncio.Future[Any]
+    def then(self, done: Callable[[], object]) -> None:
+        """Have this called when it is there."""
 
-    def answer(self) -> Response: ...
+    def answer(self) -> Response:
+        """The response; raises where the call failed."""
 
     def cancel(self) -> object:
         """The client left."""

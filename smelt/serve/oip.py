@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -26,6 +26,7 @@ from smelt.serve.pipeline import PipelineQueue
 from smelt.serve.problems import BusyError, NotFoundError, RequestError, UnavailableError
 from smelt.serve.queue import Job, ModelQueue, Timing
 from smelt.serve.shared_memory import REGION, Regions
+from smelt.serve.short_calls import ShortCall
 from smelt.serve.tensors import to_json
 from smelt.version import __version__
 
@@ -134,9 +135,10 @@ class Service:
             queue = call.prepare(inputs)
             assert isinstance(queue, ModelQueue)
             timeout, priority = _options(version, parameters)
-            if queue.is_inline(inputs) and (found := queue.infer_now(inputs, timeout)) is not None:
+            found = queue.infer_soon(inputs, timeout) if queue.is_inline(inputs) else None
+            if isinstance(found, tuple):
                 return call.succeed(*found)
-            call.job = queue.submit(inputs, timeout, priority)
+            call.job = found or queue.submit(inputs, timeout, priority)
         except BaseException as error:
             call.fail(error)
             raise
@@ -151,7 +153,7 @@ class InferCall:
     def __init__(self, version: Version, started: float, request: Request | None) -> None:
         self.version, self.started, self.request = version, started, request
         self.begun = time.perf_counter()
-        self.job: Job | None = None  # in the model's queue
+        self.job: Job | ShortCall | None = None  # in the model's queue
 
     def prepare(self, inputs: Mapping[str, Array]) -> ModelQueue | PipelineQueue:
         """The model's queue, if it can take the inputs."""
@@ -353,29 +355,39 @@ class DirectInfer:
 
 
 class PendingInfer:
-    """A request that waits for its model's queue."""
+    """A request that waits for its model."""
 
-    __slots__ = ("_asked", "_call", "_job", "_regions", "future")
+    __slots__ = ("_asked", "_call", "_regions")
 
     def __init__(self, call: InferCall, asked: InferRequest, regions: Regions | None) -> None:
-        assert call.job is not None
         self._call, self._asked, self._regions = call, asked, regions
-        self._job = call.job
-        self.future = self._job.future
+
+    def then(self, done: Callable[[], object]) -> None:
+        job = self._call.job
+        if isinstance(job, ShortCall):
+            job.on_done = done
+        else:
+            assert job is not None
+            job.future.add_done_callback(lambda _: done())
 
     def answer(self) -> Response:
+        job = self._call.job
+        assert job is not None
         try:
-            outputs = self.future.result()
+            outputs, timing = job.result() if isinstance(job, ShortCall) else (job.future.result(), job.timing)
         except BaseException as error:
             self._call.fail(error)
             raise
-        return respond(self._asked, self._call.succeed(outputs, self._job.timing), self._regions)
+        return respond(self._asked, self._call.succeed(outputs, timing), self._regions)
 
     def cancel(self) -> None:
-        queue = self._call.version.queue
-        if isinstance(queue, ModelQueue):
-            queue.cancel(self._job)
-        self.future.cancel()
+        job, queue = self._call.job, self._call.version.queue
+        if isinstance(job, ShortCall):
+            job.cancel()
+        elif job is not None:
+            if isinstance(queue, ModelQueue):
+                queue.cancel(job)
+            job.future.cancel()
 
 
 def _proto_type(name: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from smelt.serve.http import CONNECTION, DirectHandler, Routes, WholeRequest
+from smelt.serve.known_head import DirectHead, KnownHead, learn_head
 
 MAX_HEAD = 64 << 10  # bytes
 MAX_PIPELINED = 128  # requests of one connection that wait for the answers before them
@@ -46,6 +48,8 @@ class LimitedProtocol(HttpToolsProtocol):
     _body: list[bytes] | None = None  # of a request that may be answered directly
     _found: tuple[DirectHandler, str, tuple[str, ...]] | None = None  # and by whom
     _had_direct = False  # whether what arrived last held one
+    _said: DirectHead | None = None  # the head of the last one, if the connection stays
+    _known: KnownHead | None = None  # the same as bytes
     _idle_since: float | None = None  # on the loop's clock; None: a request is being read or answered
     on_lost: Callable[[], object] | None = None  # of the request that runs; pipelined ones wait
 
@@ -56,11 +60,17 @@ class LimitedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._ended:
             return
+        is_start = not (self._in_request or self._in_head or self._received) and not self._is_answering
+        if is_start and self._known is not None and self._repeat(self._known, data):
+            return
         if not self._in_request and not self._is_answering:
             self._in_head = True
         self._had_direct = self._has_progress = False
         self._is_large = len(data) > MAX_HEAD
+        self._said = None
         super().data_received(data)
+        if is_start:
+            self._learn(data)
         if self._body is not None:
             self._begin_held(complete=False)
         self._received = 0 if self._has_progress else self._received + len(data)
@@ -172,8 +182,6 @@ class LimitedProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def _answer_directly(self) -> bool:
-        direct = self.direct
-        assert direct is not None
         assert self._found is not None
         handler, path, parts = self._found
         headers = dict(self.headers)
@@ -183,14 +191,37 @@ class LimitedProtocol(HttpToolsProtocol):
         body = b"".join(self._body or ())
         self._body, self._had_direct = None, True
         keep_alive = self.parser.should_keep_alive() and self.parser.get_http_version() != "1.0"
-        self.cycle = reply = Reply(self, keep_alive)  # type: ignore[assignment]
         client = self._forwarded_client() if b"x-forwarded-for" in headers else self.client
+        said = DirectHead(handler, path, parts, headers, client)
+        self._said = said if keep_alive else None
+        self._reply(said, accepted, body, keep_alive)
+        return True
+
+    def _learn(self, data: bytes) -> None:
+        if self._said is not None:
+            self._known = learn_head(data, self._said)
+
+    def _repeat(self, known: KnownHead, data: bytes) -> bool:
+        """Answer a request whose head is known without parsing it; False: it is another one."""
+        body = known.cut_body(data)
+        if body is None or self.flow.write_paused or len(self.connections) >= (self.limit_concurrency or sys.maxsize):
+            return False
+        accepted = known.says.handler.accepts(known.says.parts)
+        if accepted is None:
+            return False
+        self._idle_since = None
+        self._reply(known.says, accepted, body, keep_alive=True)
+        return True
+
+    def _reply(self, said: DirectHead, accepted: Any, body: bytes, keep_alive: bool) -> None:
+        self.cycle = reply = Reply(self, keep_alive)  # type: ignore[assignment]
+        request = WholeRequest(said.path, said.parts, said.headers, said.client, body)
         try:
-            direct.answer_directly(WholeRequest(path, parts, headers, client, body), handler, accepted, reply)
+            assert self.direct is not None
+            self.direct.answer_directly(request, said.handler, accepted, reply)
         except Exception:  # a bug of ours, which the parser would take for a bad request
             self.logger.exception("Exception in a direct handler")
             reply.abort()
-        return True
 
     def _forwarded_client(self) -> Any:
         """The client's address as the ASGI way has it: what a trusted proxy says. uvicorn's middleware decides that."""

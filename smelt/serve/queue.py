@@ -2,7 +2,7 @@
 
 A request waits in a FIFO queue for one of the model's instances, which are threads. An idle instance starts at once.
 Where rows are proven independent, it takes along what waits with inputs of the same kind, up to `max_batch` rows. A
-model whose calls are shorter than a change of threads runs on the event loop itself.
+model whose calls are shorter than a change of threads runs on the event loop itself (`short_calls`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from smelt.device.runtime import limit_this_thread
 from smelt.dtype import Array
 from smelt.errors import TimedOutError
 from smelt.serve.problems import BusyError, DeadlineError, UnavailableError
+from smelt.serve.short_calls import ShortCall, ShortCalls
 from smelt.stop import Cancel
 
 INLINE = 100e-6  # seconds of a call that is not worth another thread
@@ -57,6 +58,11 @@ class Timing:
     rows: int = 1
     batch: int = 1  # rows of the call that it was part of
     kernels: Sequence[Any] = ()  # of a call that was measured kernel by kernel
+    started: float = 0.0  # when the call was, on `perf_counter`
+
+    def share(self, rows: int, queued: float) -> Timing:
+        """Of one of the requests that shared the call."""
+        return Timing(max(0.0, self.started - queued), self.computed, rows, self.batch, self.kernels, self.started)
 
 
 @dataclass(slots=True, eq=False)
@@ -94,11 +100,12 @@ class ModelQueue:
         self._ready = threading.Condition()
         self._closed = False
         self._running = self._inlined = 0
+        self._short = ShortCalls(self, PATIENCE)
         self._threads: list[threading.Thread] = []
 
     @property
     def waiting(self) -> int:
-        return len(self._jobs)
+        return len(self._jobs) + len(self._short)
 
     def is_inline(self, inputs: Inputs) -> bool:
         """Whether a call runs on the event loop."""
@@ -147,10 +154,14 @@ class ModelQueue:
             raise BusyError(
                 f"{self.name} is busy", expected=f"at most {self.limits.max_queue} requests that wait", retry_after=wait
             )
+        return self.enqueue(inputs, timeout, priority)
+
+    def enqueue(self, inputs: Inputs, timeout: float | None, priority: int = 0) -> Job:
+        """The same for a request that was accepted."""
         loop = asyncio.get_running_loop()
         rows = len(next(iter(inputs.values()))) if self.limits.max_batch > 1 and inputs else 1
         deadline = None if timeout is None else time.perf_counter() + timeout
-        job = Job(inputs, deadline, loop.create_future(), rows, self._kind(inputs), priority)
+        job = Job(inputs, deadline, loop.create_future(), rows, self.kind(inputs), priority)
         self._put(job)
         return job
 
@@ -164,9 +175,23 @@ class ModelQueue:
         if self._closed:
             raise UnavailableError(f"{self.name} is being unloaded", retry_after=1)
 
+    def infer_soon(self, inputs: Inputs, timeout: float | None) -> ShortCall | tuple[dict[str, Array], Timing] | None:
+        """The same on the event loop, for calls that are short: at the end of its iteration where requests can share a
+        call, else at once. None: it took long for once, and shall be submitted."""
+        if self.limits.max_batch > 1 and inputs:
+            self._check_open()
+            return self._short.add(inputs, timeout)
+        return self.infer_now(inputs, timeout)
+
     def infer_now(self, inputs: Inputs, timeout: float | None) -> tuple[dict[str, Array], Timing] | None:
-        """The same on the event loop, for calls that are short. None: it took long for once, and shall be submitted."""
+        """The same at once. None: it took long for once, and shall be submitted."""
         self._check_open()
+        return self.call_now(inputs, timeout)
+
+    def call_now(
+        self, inputs: Inputs, timeout: float | None, requests: int = 1
+    ) -> tuple[dict[str, Array], Timing] | None:
+        """The same for requests that were accepted."""
         self._inlined += 1
         measured = self._inlined % MEASURED == 0
         started, busy = time.perf_counter(), time.thread_time() if measured else 0.0
@@ -187,19 +212,19 @@ class ModelQueue:
             self.measure(inputs, time.thread_time() - busy)
         spent = time.perf_counter() - started
         rows = len(next(iter(inputs.values()))) if self.limits.max_batch > 1 and inputs else 1
-        self.on_call(1, rows, spent)
-        return found, Timing(0.0, spent, rows, rows, self._kernels())
+        self.on_call(requests, rows, spent)
+        return found, Timing(0.0, spent, rows, rows, self._kernels(), started)
 
     def _kernels(self) -> Sequence[Any]:
         return () if self._take_kernels is None else self._take_kernels()
 
-    def _kind(self, inputs: Inputs) -> Any:
+    def kind(self, inputs: Inputs) -> Any:
         """What must be equal in one batch: element types, and all sizes but the rows."""
         if self.limits.max_batch <= 1:
             return None
-        if len({len(array) for array in inputs.values()}) > 1:
+        if len(inputs) > 1 and len({len(array) for array in inputs.values()}) > 1:
             return object()  # inputs that broadcast: a call of its own
-        return tuple(sorted((name, array.dtype.str, array.shape[1:]) for name, array in inputs.items()))
+        return frozenset([(name, array.dtype, array.shape[1:]) for name, array in inputs.items()])
 
     def _put(self, job: Job) -> None:
         with self._ready:
@@ -317,9 +342,9 @@ class ModelQueue:
     async def drain(self, seconds: float) -> bool:
         """Whether all that was accepted ended in time."""
         end = time.monotonic() + seconds
-        while (self._jobs or self._running) and time.monotonic() < end:
+        while (self.waiting or self._running) and time.monotonic() < end:
             await asyncio.sleep(0.01)
-        return not (self._jobs or self._running)
+        return not (self.waiting or self._running)
 
 
 def _magnitude(inputs: Inputs) -> int:

@@ -157,6 +157,77 @@ def test_the_direct_way_answers_as_asgi_does(client: Client, name: str) -> None:
     assert answers[0].startswith((b"HTTP/1.1 200", b"HTTP/1.1 4"))
 
 
+@pytest.mark.parametrize("name", REQUESTS)
+def test_a_known_head_changes_nothing(client: Client, name: str) -> None:
+    """After a request with the same head, and after one with another body; also where it is not alone, or not whole."""
+    whole = REQUESTS[name]()
+    at = whole.index(b"\r\n\r\n") + 4
+    first, other = request(), request({**JSON, "id": "another length"})
+    for before in ([first], [first, other], [whole]):
+        for pieces in ([whole], [whole[:at], whole[at:]], [whole[: at - 9], whole[at - 9 :]], [whole + first]):
+            wires = [Wire(client), Wire(client, direct=False)]
+            for wire in wires:
+                wire.receive(*before)
+            if any(wire.closed for wire in wires):
+                continue
+            answers = [re.split(rb"(?=HTTP/1\.1 [245])", wire.receive(*pieces))[1:] for wire in wires]
+            assert [_normal(each) for each in answers[0]] == [_normal(each) for each in answers[1]]
+            assert wires[0].closed == wires[1].closed
+
+
+def test_only_the_length_of_a_known_head_may_differ(client: Client) -> None:
+    wire = Wire(client)
+    for length in range(3):
+        assert wire.receive(request({**JSON, "id": "x" * length})).startswith(b"HTTP/1.1 200")
+        assert wire.protocol._known is not None
+    del wire.protocol.parser  # it is not needed
+    assert wire.receive(request({**JSON, "id": "x" * 100})).startswith(b"HTTP/1.1 200")
+    known = wire.protocol._known
+    assert known is not None
+    body = b"0123456789"
+    head = request(body).partition(body)[0]
+    assert known.cut_body(head + body) == body
+    for odd in (b"-10", b"1 0", b"+10", b"", b"0x10", b"9", b"11", b"1_0", "١٠".encode()):
+        assert known.cut_body(head.replace(b"Length: 10", b"Length: " + odd) + body) is None
+    for broken in (head.replace(b"Host", b"host"), head[:-2], head + b"x"):
+        assert known.cut_body(broken + body) is None
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"Transfer_Encoding": "chunked", "Content_Length": ""},
+        {"X_Long": "y" * 5000},
+        {"Connection": "close"},
+        {"version": "1.0"},
+        {"Expect": "100-continue"},
+    ],
+)
+def test_odd_heads_are_not_known(client: Client, odd: dict[str, Any]) -> None:
+    wire = Wire(client)
+    body = json.dumps(JSON).encode()
+    chunked = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    assert wire.receive(request(chunked if "Transfer_Encoding" in odd else body, **odd)).count(b"HTTP/1.1 200") == 1
+    assert wire.protocol._known is None
+
+
+def test_a_known_head_opens_no_more_than_before(client: Client) -> None:
+    """Limits of connections and of what is not read hold for it, too; a model that is gone is not called."""
+    wire = Wire(client)
+    assert wire.receive(request()).startswith(b"HTTP/1.1 200")
+    wire.protocol.limit_concurrency = 1
+    assert wire.receive(request()).startswith(b"HTTP/1.1 503")
+    wire = Wire(client)
+    wire.receive(request())
+    version = client.app.catalogue.pick("digits")
+    version.state = "UNAVAILABLE"
+    try:
+        assert wire.receive(request()).startswith(b"HTTP/1.1 503")
+    finally:
+        version.state = "READY"
+    assert wire.receive(request()).startswith(b"HTTP/1.1 200")
+
+
 def test_pipelined_requests_are_answered_in_their_order(client: Client) -> None:
     wire = Wire(client)
     found = wire.receive(

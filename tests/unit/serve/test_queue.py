@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +19,7 @@ from smelt.serve import opening
 from smelt.serve.config import ModelConfig
 from smelt.serve.problems import BusyError, DeadlineError, UnavailableError
 from smelt.serve.queue import INLINE, MEASURED, PATIENCE, Limits, ModelQueue, Timing
+from smelt.serve.short_calls import ShortCall
 from smelt.stop import Cancel
 
 
@@ -334,3 +335,98 @@ def test_some_inline_calls_are_measured() -> None:
     _, timing = at_once(queue, rows(1, 2))
     assert queue.seconds(rows(1, 2)) < float("inf")
     assert timing.rows == 1, "without batching a call is one row"
+
+
+# ---- short calls of one iteration of the event loop ----
+
+
+class Iteration:
+    """Calls that are added in one iteration, and what became of them."""
+
+    def __init__(self, model: Any, **limits: Any) -> None:
+        self.counted: list[tuple[int, int]] = []
+        self.queue = ModelQueue(
+            "m", model, Limits(**limits), lambda requests, rows, _: self.counted.append((requests, rows))
+        )
+        self.ended: list[int] = []
+
+    def run(
+        self, *given: dict[str, Any], timeout: float | None = None, cancelled: Sequence[int] = ()
+    ) -> list[ShortCall]:
+        async def work() -> list[ShortCall]:
+            calls = []
+            for i, inputs in enumerate(given):
+                call = self.queue.infer_soon(inputs, timeout)
+                assert isinstance(call, ShortCall)
+                call.on_done = self._note(i)
+                calls.append(call)
+            assert self.queue.waiting == len(calls)
+            for i in cancelled:
+                calls[i].cancel()
+            self.queue.close()  # what was accepted still runs
+            with pytest.raises(UnavailableError):
+                self.queue.infer_soon(given[0], timeout)
+            assert await self.queue.drain(60)
+            while len(self.ended) < len(calls):
+                await asyncio.sleep(0.001)
+            return calls
+
+        return asyncio.run(work())
+
+    def _note(self, i: int) -> Callable[[], object]:
+        return lambda: self.ended.append(i)
+
+
+def test_requests_of_one_iteration_share_a_call() -> None:
+    """In batches of rows of one kind, each no larger than allowed."""
+    model = Doubling()
+    model.gate.set()
+    turn = Iteration(model, max_batch=4)
+    given = [rows(1), rows(2, 3), {"x": np.ones((1, 5), np.float32)}, rows(4), rows(5)]
+    for inputs, call in zip(given, turn.run(*given), strict=True):
+        outputs, timing = call.result()
+        np.testing.assert_array_equal(outputs["y"], 2 * inputs["x"])
+        assert timing.rows == len(inputs["x"])
+        assert timing.waited >= 0
+    assert sorted(turn.counted) == [(1, 1), (1, 1), (3, 4)]
+    assert sorted(turn.ended) == [0, 1, 2, 3, 4]
+
+
+def test_one_request_of_an_iteration_does_not_fail_the_others() -> None:
+    def call(inputs: Any, timeout: float | None, cancel: Any) -> dict[str, Any]:
+        if 13 in inputs["x"]:
+            raise RunError("no thirteen")
+        return {"y": inputs["x"]}
+
+    calls = Iteration(call, max_batch=8).run(rows(1), rows(13), rows(2), rows(3), cancelled=[3])
+    assert [call.error is None for call in calls] == [True, False, True, False]
+    with pytest.raises(RunError, match="thirteen"):
+        calls[1].result()
+    with pytest.raises(asyncio.CancelledError):
+        calls[3].result()
+
+
+def test_an_iteration_that_takes_long_goes_on_in_threads() -> None:
+    ran: list[tuple[int, float | None]] = []
+
+    def call(inputs: Any, timeout: float | None, cancel: Any) -> dict[str, Any]:
+        ran.append((len(inputs["x"]), timeout))
+        if len(ran) == 1:
+            raise TimedOutError("the call took too long")
+        return {"y": inputs["x"]}
+
+    for each in Iteration(call, max_batch=1 << 20).run(rows(1), rows(2)):
+        assert each.result()[0]["y"].shape == (1, 1)
+    assert ran[0] == (2, PATIENCE)
+    assert sum(count for count, _ in ran[1:]) == 2
+
+
+def test_a_short_timeout_is_not_shared() -> None:
+    ran: list[tuple[int, float | None]] = []
+
+    def call(inputs: Any, timeout: float | None, cancel: Any) -> dict[str, Any]:
+        ran.append((len(inputs["x"]), timeout))
+        return {"y": inputs["x"]}
+
+    Iteration(call, max_batch=8).run(rows(1), rows(2), timeout=PATIENCE / 2)
+    assert ran == [(1, PATIENCE / 2)] * 2
