@@ -121,10 +121,11 @@ def foreign(path: str | Path, keys: Sequence[str] | None = None) -> bytes | None
 
 
 def has_file(path: str | Path, name: str, keys: Sequence[str] | None = None) -> bool:
-    """Whether a bundle holds a file of this name besides its programs."""
+    """Whether a bundle holds a file of this name besides its programs. Nothing else of its manifest is checked."""
     bundle = container.open_file(path, Gate(keys).admit)
     bundle.close()
-    return name in _read(bundle).files
+    files = bundle.manifest.get("files", {})
+    return isinstance(files, dict) and name in files
 
 
 def describe(path: str | Path) -> dict[str, Any]:

@@ -172,9 +172,9 @@ class RemoteModel(Closing):
         ours, theirs = [each[0] for each in sockets], [each[1] for each in sockets]
         for_worker, for_compiler = pair()
         try:
+            self.pid = self._zygote.fork("worker", self._setup(), [theirs[0], for_worker, *theirs[1:]])
             compiler = {"folder": str(code_folder()), "owner": state_of(self.path)}
             self._zygote.fork("compiler", compiler, [for_compiler])
-            self.pid = self._zygote.fork("worker", self._setup(), [theirs[0], for_worker, *theirs[1:]])
         except BaseException:
             for each in (*ours, *theirs, for_worker, for_compiler):
                 each.close()

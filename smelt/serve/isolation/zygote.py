@@ -8,6 +8,7 @@ server, and its workers end with it.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import select
 import signal
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import numpy.random  # noqa: F401  for the first call of a model
 
 from smelt.serve.isolation import compiler, worker
 from smelt.serve.isolation.channel import PACKET
@@ -49,6 +51,7 @@ ROLES: dict[str, Callable[[Any, list[socket.socket]], None]] = {"worker": worker
 
 def run(control: socket.socket) -> None:
     end_with_parent(signal.SIGKILL)
+    gc.freeze()  # collections in a worker leave the pages that it shares with this process alone
     for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C and systemd signal all processes; the server drains first
         signal.signal(number, signal.SIG_IGN)
     woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
