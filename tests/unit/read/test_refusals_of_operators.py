@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import helper, numpy_helper
 
 from smelt.errors import ParseError, ShapeError, SmeltError, UnsupportedError
 from smelt.read.onnx import read
@@ -261,6 +262,102 @@ CONTRIB = [
         alpha=0.9, beta=0.5, norm_coefficient=0.0, mode="standard", outputs=2),
 ]  # fmt: skip
 
+HEADS = {"num_heads": 2}
+GROUPS = {"num_heads": 2, "kv_num_heads": 1}
+STEP = ["f32[1,1,8]", "f32[1,1,4]", "f32[1,1,4]"]
+PAST = ["f32[1,1,3,4]"] * 2
+LSTM = ["f32[3,1,2]", "i8[1,2,8]", "i8[1,2,8]", None, None, None, None, None]
+LSTM_SCALES = [f32(1), np.zeros(1, np.int8)]
+BLOCKS = {"block_size": 16, "quantize_axis": 1}
+ATTENTION = [
+    ms(StaticError, "attention over heads whose size is not fixed", "MultiHeadAttention", "f32[1,2,2,3,K]",
+       **HEADS),
+    ms(ShapeError, "queries, keys and values of one size", "Attention", "f32[1,2,4]", "f32[4,10]", "f32[10]", **HEADS),
+    *(ms(UnsupportedError, f"QAttention: attribute '{name}'", "QAttention", "ui8[1,2,4]", "ui8[4,12]", "f32[12]",
+         np.float32(1), np.float32(1), **HEADS, **{name: 1}) for name in ("do_rotary", "past_present_share_buffer")),
+    ms(ShapeError, "packed queries, keys and values", "MultiHeadAttention", "f32[1,2,2,2,4]", **HEADS),
+    ms(ShapeError, "packed queries, keys and values", "MultiHeadAttention", "f32[1,2,8]", "f32[1,2,2,3,4]", **HEADS),
+    ms(ParseError, "packed queries come with keys and values inside", "MultiHeadAttention", "f32[1,2,2,3,4]",
+       "f32[1,2,8]", **HEADS),
+    ms(ParseError, "packed keys come with values inside", "MultiHeadAttention", "f32[1,2,8]", "f32[1,2,2,2,4]",
+       "f32[1,2,8]", **HEADS),
+    ms(UnsupportedError, "inputs 'past_sequence_length' and 'cache_indirection'", "MultiHeadAttention",
+       *["f32[1,2,8]"] * 3, *[None] * 5, "i32[1]", **HEADS),
+    *(ms(ShapeError, "RotaryEmbedding: attribute 'rotary_embedding_dim'", "RotaryEmbedding", "f32[1,2,8]", "i64[1,2]",
+         "f32[9,2]", "f32[9,2]", **attrs)
+      for attrs in ({"rotary_embedding_dim": 6, "num_heads": 2}, {"rotary_embedding_dim": 4})),
+    ms(StaticError, "RotaryEmbedding of heads whose number is not fixed", "RotaryEmbedding", "f32[1,2,K]",
+       "i64[1,2]", "f32[9,2]", "f32[9,2]"),
+    ms(ParseError, "GroupQueryAttention: inputs 'seqlens_k', 'past_key' and 'past_value'", "GroupQueryAttention", *STEP,
+       PAST[0], None, "i32[1]", np.int32(1), **GROUPS),
+    ms(ParseError, "GroupQueryAttention: inputs 'seqlens_k', 'past_key' and 'past_value'", "GroupQueryAttention", *STEP,
+       **GROUPS),
+    ms(ShapeError, "the number of heads does not divide the hidden size", "GroupQueryAttention", "f32[1,1,7]", None,
+       None, None, None, "i32[1]", np.int32(1), **GROUPS),
+    ms(ParseError, "GroupQueryAttention: inputs 'key' and 'value' come together", "GroupQueryAttention", *STEP[:2],
+       None, None, None, "i32[1]", np.int32(1), **GROUPS),
+    ms(ParseError, "GroupQueryAttention: input 'total_sequence_length' is missing", "GroupQueryAttention", *STEP, *PAST,
+       "i32[1]", **GROUPS),
+    ms(ShapeError, "GroupQueryAttention: 'total_sequence_length' is one number", "GroupQueryAttention", *STEP, *PAST,
+       "i32[1]", np.array([4, 4], np.int32), **GROUPS),
+    ms(ParseError, "'segment_ids' and 'segment_embedding' come together", "EmbedLayerNormalization", "i32[1,2]", None,
+       "f32[9,4]", "f32[9,4]", "f32[2,4]", "f32[4]", "f32[4]", outputs=2),
+]  # fmt: skip
+
+QUANTISED = [
+    *(ms(ParseError, f"input '{name}_scale' is missing", "QLinearAdd", "ui8[2]", np.float32(1), None, "ui8[2]",
+         None if name == "B" else np.float32(1), None, None if name == "C" else np.float32(1)) for name in "BC"),
+    *(ms(UnsupportedError, "GatherBlockQuantized: attribute 'block_size'", "GatherBlockQuantized", "i4[2,16]",
+         "i64[1]", "f32[2,1]", **(BLOCKS | {"block_size": size})) for size in (-1, 0)),
+    ms(ShapeError, "GatherBlockQuantized: scales have another rank than the data", "GatherBlockQuantized", "i4[2,16]",
+       "i64[1]", "f32[2]", **BLOCKS),
+    ms(ShapeError, "GatherBlockQuantized: floats have no zero points", "GatherBlockQuantized", "f8E4M3FN[2,16]",
+       "i64[1]", "f32[2,1]", "f8E4M3FN[2,1]", **BLOCKS),
+    ms(ShapeError, "packed numbers come in bytes", "MatMulNBits", "f32[2,16]", "i8[3,1,8]", "f32[3]", K=16, N=3,
+       block_size=16),
+    ms(ParseError, "inputs 'W_scale' and 'W_zero_point' are missing", "DynamicQuantizeLSTM", *LSTM, hidden_size=2),
+    ms(ParseError, "inputs 'R_scale' and 'R_zero_point' are missing", "DynamicQuantizeLSTM", *LSTM, *LSTM_SCALES,
+       f32(1), hidden_size=2),
+    ms(ShapeError, "DynamicQuantizeLSTM: scales of 'W'", "DynamicQuantizeLSTM", *LSTM, f32(1, 2), LSTM_SCALES[1],
+       *LSTM_SCALES, hidden_size=2),
+    ms(ShapeError, "DynamicQuantizeLSTM: scales of 'R'", "DynamicQuantizeLSTM", *LSTM, *LSTM_SCALES, f32(1),
+       np.zeros(3, np.int8), hidden_size=2),
+]  # fmt: skip
+
+OTHERS = [
+    row(ParseError, "TensorScatter: attribute 'mode'", "TensorScatter", "f32[1,4,2]", "f32[1,1,2]", mode="up",
+        version=24),
+    row(ShapeError, "TensorScatter: axis must not be the batch's", "TensorScatter", "f32[1,4,2]", "f32[1,1,2]", axis=0,
+        version=24),
+    row(ParseError, "Cast: attribute 'round_mode'", "Cast", "f32[2]", to=24, round_mode="even", version=24),
+    row(UnsupportedError, "BitCast between complex and other types", "BitCast", "f64[2]", to=14, version=26),
+    row(ParseError, "ConstantOfShape: attribute 'value'", "ConstantOfShape", i64(2),
+        value=numpy_helper.from_array(f32(1, 2))),
+    row(ParseError, "Constant: no value", "Constant"),
+    row(ShapeError, "MaxUnpool: 'output_shape' has the wrong length", "MaxUnpool", IMAGE, "i64[1,2,4,4]", i64(8, 8),
+        kernel_shape=[2, 2]),
+    row(UnsupportedError, "BatchNormalization for training before opset 14", "BatchNormalization", IMAGE,
+        *["f32[2]"] * 4, version=9, outputs=2),
+    row(ShapeError, "SplitToSequence: parts must not be empty", "SplitToSequence", "f32[4]", np.int64(0)),
+    row(UnsupportedError, "SplitToSequence with too many elements", "SplitToSequence", "f32[4097]"),
+    row(ShapeError, "SplitToSequence: the parts do not make up the whole", "SplitToSequence", "f32[4]", i64(5, -1)),
+    row(ShapeError, "If: the condition must be one boolean", "If", np.array([True, True]),
+        then_branch=helper.make_graph([], "t", [], []), else_branch=helper.make_graph([], "e", [], [])),
+    row(StaticError, "DeformConv: a kernel whose size is not fixed", "DeformConv", IMAGE, "f32[3,2,K,3]",
+        "f32[1,18,2,2]", version=22),
+    row(ShapeError, "DeformConv: attribute 'kernel_shape'", "DeformConv", IMAGE, "f32[3,2,3,3]", "f32[1,18,2,2]",
+        kernel_shape=[2, 3], version=22),
+    row(UnsupportedError, "RoiAlign: attribute 'sampling_ratio' = 0 with too many boxes", "RoiAlign", IMAGE,
+        np.zeros((257, 4), np.float32), np.zeros(257, np.int64)),
+    row(ParseError, "'ngram_counts'", "TfIdfVectorizer", "i64[4]", mode="TF", min_gram_length=1, max_gram_length=1,
+        max_skip_count=0, ngram_counts=[0, 2], ngram_indexes=[0], pool_int64s=[1]),
+    *(row(UnsupportedError, "TfIdfVectorizer of this size", "TfIdfVectorizer", "i64[4]", mode="TF", min_gram_length=1,
+          max_gram_length=1, max_skip_count=skips, ngram_counts=[0], ngram_indexes=[last], pool_int64s=[1])
+      for skips, last in ((8192, 0), (0, 65536))),
+    row(StaticError, "a running product over a size that is not fixed", "CumProd", "f32[N]", np.int64(0),
+        version=26),
+]  # fmt: skip
+
 WHERE_PYTHON_WOULD_FAIL = [
     row(ShapeError, "DepthToSpace: input 'input' has the wrong rank", "DepthToSpace", "f32[4,2]", blocksize=2),
     row(ShapeError, "Det: input 'X' has the wrong rank", "Det", "f32[3]"),
@@ -298,7 +395,20 @@ WHERE_PYTHON_WOULD_FAIL = [
         max_gram_length=1, max_skip_count=0, ngram_counts=[0], ngram_indexes=[0], pool_int64s=[1, 2]),
 ]  # fmt: skip
 
-ROWS = [*WHERE_PYTHON_WOULD_FAIL, *MOVES, *INDICES, *MATH, *WINDOWS, *SIGNALS, *TEXT, *LEARNT, *CONTRIB]
+ROWS = [
+    *ATTENTION,
+    *QUANTISED,
+    *OTHERS,
+    *WHERE_PYTHON_WOULD_FAIL,
+    *MOVES,
+    *INDICES,
+    *MATH,
+    *WINDOWS,
+    *SIGNALS,
+    *TEXT,
+    *LEARNT,
+    *CONTRIB,
+]
 
 
 @pytest.mark.parametrize(

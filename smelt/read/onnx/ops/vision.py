@@ -312,8 +312,10 @@ def deform_conv(
     strides: tuple[int, ...] | None = None,
 ) -> Value:
     kernel = ints(W.shape.sizes[2:])
-    if X.shape.rank != 4 or kernel is None or (kernel_shape is not None and tuple(kernel_shape) != kernel):
-        raise UnsupportedError("DeformConv of other than images", got=X.shape)
+    if kernel is None:
+        raise UnsupportedError("DeformConv: a kernel whose size is not fixed", got=W.shape)
+    if kernel_shape is not None and tuple(kernel_shape) != kernel:
+        raise ShapeError("DeformConv: attribute 'kernel_shape'", expected=list(kernel), got=list(kernel_shape))
     spread, steps = per_axis("dilations", dilations, 2, 1), per_axis("strides", strides, 2, 1)
     edges = per_axis("pads", pads, 4, 0)
     batch, channels = X.shape.sizes[:2]
