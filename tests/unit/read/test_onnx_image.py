@@ -5,6 +5,7 @@ The official suite has one picture of each format; here are the depths, colours,
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 import smelt
 from smelt.dtype import Array
 from smelt.errors import ParseError, UnsupportedError
+from smelt.read.onnx.ops.image import decode
 from tests.unit.read.peer import node_model
 
 U8 = 2
@@ -77,6 +79,19 @@ def test_png_of_few_bits_and_palettes(bits: int, tmp_path: Path, seed: int) -> N
 
 
 # ---- the others ----
+
+
+@pytest.mark.parametrize("bits", [1, 4])
+def test_bmp_of_few_bits(bits: int, tmp_path: Path, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    palette = random.integers(0, 256, (1 << bits, 4)).astype(np.uint8)
+    places = random.integers(0, 1 << bits, (3, 37))
+    spread = ((places[:, :, None] >> np.arange(bits - 1, -1, -1)) & 1).reshape(3, -1)
+    lines = np.packbits(spread, axis=1)
+    lines = np.pad(lines, ((0, 0), (0, -lines.shape[1] % 4)))[::-1]
+    info = struct.pack("<IiiHHIIiiII", 40, 37, 3, 1, bits, 0, 0, 0, 0, 0, 0)
+    data = b"BM" + struct.pack("<IHHI", 0, 0, 0, 54 + palette.size) + info + palette.tobytes() + lines.tobytes()
+    np.testing.assert_array_equal(decoded(data, tmp_path), palette[places][:, :, 2::-1])
 
 
 @pytest.mark.parametrize("bits", [8, 24, 32])
@@ -181,3 +196,59 @@ def test_what_is_not_written_says_so(tmp_path: Path) -> None:
         decoded(b"\xff\xd8\xff\xe0" + bytes(20), tmp_path)
     with pytest.raises(ParseError, match="pixel_format"):
         decoded(b"P5 1 1 255\n1", tmp_path, "CMYK")
+
+
+def header(bits: int, color: int, interlaced: int = 0, width: int = 4) -> bytes:
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", width, 1, bits, color, 0, 0, interlaced))
+
+
+def bmp(size: int = 40, bits: int = 24, compression: int = 0) -> bytes:
+    info = struct.pack("<IiiHHIIiiII", size, 1, 1, 1, bits, compression, 0, 0, 0, 0, 0)
+    return b"BM" + struct.pack("<IHHI", 0, 0, 0, 54) + info + bytes(4)
+
+
+def tiff(**fields: int) -> bytes:
+    """One pixel of gray; a field by its number, all of one short."""
+    tags = {"t256": 1, "t257": 1, "t258": 8, "t259": 1, "t262": 1, "t273": 8, "t277": 1, "t279": 1} | fields
+    entries = b"".join(struct.pack("<HHIHH", int(tag[1:]), 3, 1, value, 0) for tag, value in sorted(tags.items()))
+    return b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (bmp(size=12), "BMP pictures is not written(?s:.)*header of 12 bytes, compression 0, 24 bits"),
+        (bmp(bits=16), "BMP pictures is not written(?s:.)*16 bits"),
+        (bmp(compression=1), "BMP pictures is not written(?s:.)*compression 1"),
+        (header(16, 2), "PNG pictures is not written(?s:.)*16 bits a sample$"),
+        (header(8, 2, 1), "PNG pictures is not written(?s:.)*8 bits a sample, interlaced"),
+        (tiff(t258=16), "TIFF pictures is not written(?s:.)*bits .16,., colours 1"),
+        (tiff(t262=3), "TIFF pictures is not written(?s:.)*colours 3"),
+        (tiff(t284=2), "this kind of TIFF"),
+        (tiff(t259=5), "this compression of TIFF(?s:.)*5"),
+        (tiff(t317=2), "this compression of TIFF(?s:.)*1"),
+    ],
+)
+def test_kinds_of_pictures_that_are_not_read(data: bytes, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="ImageDecoder") as caught:
+        decoded(data, tmp_path)
+    assert re.search(message, str(caught.value).split("\n  try")[0]), str(caught.value)
+    assert decode(data) is None
+
+
+def test_pictures_at_the_edge_of_what_is_read(tmp_path: Path) -> None:
+    np.testing.assert_array_equal(decoded(tiff(), tmp_path), np.full((1, 1, 3), 8))  # its offset is the first pixel
+    np.testing.assert_array_equal(decoded(tiff(t262=0), tmp_path), np.full((1, 1, 3), 247))
+    broken = [
+        tiff(t262=2), header(3, 0), header(8, 1), header(8, 2, width=0),
+        png(np.zeros((1, 4), np.uint8), 4, 8, 3, np.zeros(1, int), 1, b"\0\0"),  # a palette without a colour
+        header(8, 0) + chunk(b"IDAT", zlib.compress(b"\5" + bytes(4))),  # there are five predictors
+        header(8, 0) + chunk(b"IDAT", zlib.compress(b"\0" + bytes(3))),
+    ]  # fmt: skip
+    for data in broken:
+        assert decoded(data, tmp_path).shape == (0, 0, 3), data
+        assert decode(data) is None
+    whole = png(np.full((1, 4), 7, np.uint8), 4, 8, 0, np.zeros(1, int), 1)
+    found = decode(whole)
+    assert found is not None
+    np.testing.assert_array_equal(found, np.full((1, 4, 1), 7))
