@@ -90,7 +90,7 @@ def compare(case: Case, folder: Path, engine: str, single: int | None = None, gr
         scale = float(np.abs(case.logits).max())
         prefill = float(np.abs(model.logits(case.tokens) - case.logits).max()) / scale
         assert prefill <= TOLERANCE, f"{case.name}: prefill differs by {prefill:.1e} of the scale"
-        rows = one_by_one_logits(model, case.tokens[:single])
+        rows = one_by_one_logits(model, case.tokens[:single], len(case.tokens))
         one_by_one = float(np.abs(np.stack(rows) - case.logits[: len(rows)]).max()) / scale
         assert one_by_one <= TOLERANCE, f"{case.name}: token by token differs by {one_by_one:.1e} of the scale"
         made = model.generate(case.tokens, max_tokens=greedy, ignore_end=True).ids
@@ -99,13 +99,14 @@ def compare(case: Case, folder: Path, engine: str, single: int | None = None, gr
     return f"prefill {prefill:.1e}, token by token {one_by_one:.1e}, {same} greedy tokens"
 
 
-def one_by_one_logits(model: smelt.llm.LanguageModel, tokens: list[int]) -> list[Array]:
-    """The logits after each token, every token a step of its own."""
+def one_by_one_logits(model: smelt.llm.LanguageModel, tokens: list[int], length: int | None = None) -> list[Array]:
+    """The logits after each token, every token a step of its own, in a sequence of at least `length` tokens."""
     pool = Pool(model.config, model._step.put, 8)
-    sequence, rows = pool.pages.match([]), []
-    for at, token in enumerate(tokens):
+    sequence, rows = pool.pages.match([], length or len(tokens)), []
+    for token in tokens:
         pool.pages.reserve(sequence, 1)
-        made, arrays = model._step.run(Batch.of([([token], at, sequence.pages, [0])]), pool.take())
+        given = [token], sequence.next_position, sequence.pages, [0]
+        made, arrays = model._step.run(Batch.of([given]), pool.take())
         pool.give(arrays)
         pool.pages.commit(sequence, [token])
         rows.append(made.logits[0])

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from smelt.dtype import Array
-from smelt.llm.config import PAGE
+from smelt.llm.config import LONG, PAGE
 from smelt.llm.pages import Sequence as Pages
 from smelt.llm.sample import Sampler
 
@@ -139,7 +139,8 @@ class Stepping(Protocol):
 @dataclass(frozen=True, slots=True)
 class Batch:
     """What one step computes, as i32 arrays: `tokens`, their `sequence` (a row of `table`) and `position` [s]; the
-    pages of each sequence, `table` [b, m]; and the `rows` of tokens whose logits are wanted [r]."""
+    pages of each sequence, `table` [b, m]; and the `rows` of tokens whose logits are wanted [r]. Positions of sequences
+    with the frequencies `Rope.long` are greater by LONG."""
 
     tokens: Array
     sequence: Array
@@ -171,7 +172,8 @@ class Batch:
     def places(self) -> tuple[Array, Array]:
         """The page that each token's keys and values go to, and the place in it; tokens that are not there go to
         page -1."""
-        page, place = self.position // PAGE, self.position % PAGE
+        position = np.where(self.position >= LONG, self.position - np.int32(LONG), self.position)
+        page, place = position // PAGE, position % PAGE
         found: Array = self.table[self.sequence, page]
         if page.min(initial=0) < 0:
             found = np.where(page < 0, np.int32(-1), found)

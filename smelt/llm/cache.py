@@ -34,7 +34,7 @@ class Pool:
     ) -> None:
         """`copies`: steps compute on arrays in host memory, where a page is easily copied. `grows`: the arrays grow
         with their use; otherwise they have all pages from the first step on, and programs of one size."""
-        self.pages = Pages(limit, salt, config.window, copies)
+        self.pages = Pages(limit, salt, config.window, copies, config.switch)
         self._config = config
         self._put = put
         self._smallest = SMALLEST if grows else limit

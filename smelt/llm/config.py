@@ -12,6 +12,7 @@ from smelt.dtype import Array, DType, f32
 from smelt.errors import UnsupportedError
 
 PAGE = 64  # positions of a page of the KV cache
+LONG = 1 << 30  # a step's position is this much greater where the token's sequence has the frequencies `Rope.long`
 CACHES = ("f32", "f16", "bf16")  # types of keys and values in memory
 MAX_LAYERS = 10_000
 MAX_SIZE = 1 << 24  # of a width, a vocabulary, a number of heads
@@ -24,7 +25,8 @@ class Rope:
     frequencies: tuple[float, ...]
     scale: float = 1.0
     interleaved: bool = False
-    most: int | None = None  # positions that these frequencies are for; longer sequences have others
+    most: int | None = None  # positions of the sequences that these frequencies are for
+    long: tuple[float, ...] | None = None  # the frequencies of longer sequences; None: there are none
 
     @property
     def part(self) -> int:
@@ -87,7 +89,15 @@ class Config:
     @property
     def longest(self) -> int:
         """Tokens that a sequence may have: what the model was made for, or what its rotary positions are for."""
-        return min([self.context, *(layer.rope.most for layer in self.layers if layer.rope and layer.rope.most)])
+        ropes = [layer.rope for layer in self.layers if layer.rope is not None]
+        return min([self.context, *(rope.most for rope in ropes if rope.most and rope.long is None)])
+
+    @property
+    def switch(self) -> int | None:
+        """The tokens of a sequence up to which its rotary positions have their first frequencies, all of them; None
+        where they have no others."""
+        ropes = [layer.rope for layer in self.layers if layer.rope is not None]
+        return min((rope.most for rope in ropes if rope.most and rope.long is not None), default=None)
 
     @property
     def window(self) -> int | None:

@@ -159,7 +159,8 @@ class DecodeRun:
         begin = _pad([each.gone * PAGE for each in sequences], count)
         end = _pad([each.length for each in sequences], count)
         self._caches = programs.fill(pools, table, begin, end)
-        self._next: tuple[Any, Any] = _pad([each.tokens[-1] for each in requests], count), end
+        positions = _pad([each.next_position for each in sequences], count)
+        self._next: tuple[Any, Any] = _pad([each.tokens[-1] for each in requests], count), positions
 
     def fits(self, sequences: int) -> bool:
         return _slots(sequences) == self._slots

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from smelt.dtype import f32, i32
-from smelt.llm.config import Config, Layer, Rope
+from smelt.llm.config import LONG, Config, Layer, Rope
 from smelt.llm.draw import Draw, draw_tokens
 from smelt.llm.layers import Formats, Linear, Matrix, Norm
 from smelt.llm.moe import Mixture
@@ -71,6 +71,7 @@ class Places:
     position: Tensor  # i32[s]
     page: Tensor  # i32[s]
     place: Tensor  # i32[s]
+    long: Tensor | None = None  # where sequences have the frequencies `Rope.long`, [s]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ class OnePlace:
     position: Tensor  # i32[s]
     page: Tensor  # i32[s]
     place: Tensor  # i32[s]
+    long: Tensor | None = None  # [s]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,21 +90,28 @@ class Slots:
     """One new token for each sequence, each with a cache of its own."""
 
     position: Tensor  # i32[s]
+    long: Tensor | None = None  # [s]
 
 
 AnyPlaces = Places | OnePlace | Slots
 
 
-def turn(x: Tensor, rope: Rope, positions: Tensor) -> Tensor:
+def turn(x: Tensor, rope: Rope, positions: Tensor, long: Tensor | None) -> Tensor:
     """Apply RoPE: rotate heads by their positions; elements after the rotated part stay."""
     base = nn.RoPE(k=rope.part, interleaved=rope.interleaved)
-    angles = outer("*", cast(positions, f32), leaf(np.array(rope.frequencies, np.float32), names=("k",)))
+    angles = _angles(rope.frequencies, positions)
+    if long is not None and rope.long is not None:
+        angles = where(long, _angles(rope.long, positions), angles)
     cosines, sines = angles.cos() * rope.scale, angles.sin() * rope.scale
     signed = outer("*", sines, leaf(np.array([-1, 1], np.float32), names=("k_pair",)))
     if rope.part == x.size("k"):
         return base(x, turn=(cosines, signed))
     first, rest = x.slice(k=slice(None, rope.part)), x.slice(k=slice(rope.part, None))
     return concatenate([base(first, turn=(cosines, signed)), rest], "k")
+
+
+def _angles(frequencies: Sequence[float], positions: Tensor) -> Tensor:
+    return outer("*", cast(positions, f32), leaf(np.array(frequencies, np.float32), names=("k",)))
 
 
 def _take_rows(x: Tensor, rows: Tensor | None) -> Tensor:
@@ -147,7 +156,8 @@ class Attention(Model):
             q, k = self.q_norm(q), self.k_norm(k)
         position = _take_rows(places.position, rows)
         if layer.rope is not None:
-            q, k = turn(q, layer.rope, position), turn(k, layer.rope, places.position)
+            long = None if places.long is None else _take_rows(places.long, rows)
+            q, k = turn(q, layer.rope, position, long), turn(k, layer.rope, places.position, places.long)
         new = cast(k, config.cache), cast(v, config.cache)
         if isinstance(places, Slots):
             keys, values = (write_slots(old, each, places.position) for old, each in zip(cache, new, strict=True))
@@ -272,6 +282,9 @@ class Decoder(Model):
         """States [s, d] before the last norm, of all tokens or of `rows` of them, and the caches with the new keys and
         values. The last layer computes keys and values of all tokens, and the rest for the rows alone."""
         config = self._config
+        if config.switch is not None:
+            is_long = places.position >= LONG
+            places = replace(places, position=where(is_long, places.position - LONG, places.position), long=is_long)
         x = self.embed.take(tokens, "v")
         if config.embed_scale != 1.0:
             x = x * config.embed_scale

@@ -170,7 +170,7 @@ class Engine:
             if (run := self._begin_run(parts)) is not None:
                 self._run_on(parts, run)
             else:
-                tokens = [(_next_tokens(part), _length(part), _pages(part), part.rows) for part in parts]
+                tokens = [(_next_tokens(part), _position(part), _pages(part), part.rows) for part in parts]
                 self._run_steps(parts, Batch.of(tokens))
         except MemoryError as error:
             self._fail(parts, self._name_memory(parts, error))
@@ -347,6 +347,12 @@ def _goes_on(request: Request, count: int, now: float) -> bool:
 def _length(part: Part) -> int:
     assert part.request.sequence is not None
     return part.request.sequence.length
+
+
+def _position(part: Part) -> int:
+    """Of the next token, as a step takes it."""
+    assert part.request.sequence is not None
+    return part.request.sequence.next_position
 
 
 def _pages(part: Part) -> list[int]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from smelt.dtype import Array
 from smelt.errors import ParseError, UnsupportedError
 from smelt.llm.config import Config, Layer, Rope
 from smelt.llm.families import BY_GGUF, FAMILIES, Family, read_config
@@ -165,29 +166,44 @@ def _scaling(said: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _factors(file: Gguf, config: Config, context: int | None) -> Any:
-    """What frequencies are divided by, and the scale that goes with it."""
+    """What frequencies are divided by, the scale that goes with it, the length of sequences that this holds for, and
+    what frequencies of longer ones are divided by."""
     name = file.metadata.get("general.architecture")
     original = _integer(file.metadata.get(f"{name}.rope.scaling.original_context_length")) or config.context
-    is_long = context is not None and context > original
-    which = "long" if is_long else "short"
-    for tensor in ("rope_freqs.weight", f"rope_factors_{which}.weight"):
-        if tensor in file.dense:
-            array = file.dense[tensor].numpy().astype(np.float64)
-            rope = next((layer.rope for layer in config.layers if layer.rope is not None), None)
-            if rope is None or array.shape != (len(rope.frequencies),) or not (array > 0).all():
-                raise ParseError(f"{file.path}: {tensor} does not fit", got=array.shape)
-            scale = file.metadata.get(f"{name}.rope.scaling.attn_factor", 1.0) if "factors" in tensor else 1.0
-            if type(scale) not in (int, float) or not 0 < scale < 1e30:
-                raise ParseError(f"{file.path}: rope.scaling.attn_factor", expected="a positive number", got=scale)
-            limited = "factors" in tensor and not is_long
-            return array, float(scale), min(original, config.context) if limited else None
-    return None
+    if (plain := _read_factors(file, config, "rope_freqs.weight")) is not None:
+        return plain, 1.0, None, None
+    short, long = (_read_factors(file, config, f"rope_factors_{which}.weight") for which in ("short", "long"))
+    if short is None and long is None:
+        return None
+    if short is None or long is None:
+        raise ParseError(
+            f"{file.path}: factors of rotary positions", expected="rope_factors_short and rope_factors_long", got="one"
+        )
+    scale = file.metadata.get(f"{name}.rope.scaling.attn_factor", 1.0)
+    if type(scale) not in (int, float) or not 0 < scale < 1e30:
+        raise ParseError(f"{file.path}: rope.scaling.attn_factor", expected="a positive number", got=scale)
+    longest = config.context if context is None else min(context, config.context)
+    return short, float(scale), min(original, config.context), long if longest > original else None
+
+
+def _read_factors(file: Gguf, config: Config, tensor: str) -> Array | None:
+    """Positive numbers, one for each frequency; None where the file has no such tensor."""
+    if tensor not in file.dense:
+        return None
+    array: Array = file.dense[tensor].numpy().astype(np.float64)
+    rope = next((layer.rope for layer in config.layers if layer.rope is not None), None)
+    if rope is None or array.shape != (len(rope.frequencies),) or not (array > 0).all():
+        raise ParseError(f"{file.path}: {tensor} does not fit", got=array.shape)
+    return array
 
 
 def _rope(layer: Layer, factors: Any, interleaved: bool) -> Rope | None:
     if layer.rope is None:
         return None
-    frequencies, scale, most = np.array(layer.rope.frequencies), layer.rope.scale, layer.rope.most
-    if factors is not None:
-        frequencies, scale, most = frequencies / factors[0], factors[1], factors[2]
-    return Rope(tuple(float(each) for each in frequencies), scale, interleaved, most)
+    if factors is None:
+        return replace(layer.rope, interleaved=interleaved)
+    plain = np.array(layer.rope.frequencies)
+    short, scale, most, long = factors
+    both = [None if each is None else tuple(map(float, plain / each)) for each in (short, long)]
+    assert both[0] is not None
+    return Rope(both[0], scale, interleaved, most, both[1])

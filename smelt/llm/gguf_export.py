@@ -191,7 +191,7 @@ def check_same(folder: Config, written: Config, path: Path) -> None:
 def _comparable(layer: Layer, context: int) -> Any:
     rope = layer.rope
     window = None if layer.window is None or layer.window >= context else layer.window
-    turned = None if rope is None else (rope.frequencies, rope.scale, rope.most or context)
+    turned = None if rope is None else (rope.frequencies, rope.scale, rope.most or context, rope.long)
     return turned, window, layer.experts
 
 

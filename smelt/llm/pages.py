@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence as List
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 import numpy as np
 
-from smelt.llm.config import PAGE
+from smelt.llm.config import LONG, PAGE
 from smelt.llm.tails import Tails
 
 
@@ -29,11 +29,19 @@ class Sequence:
     chain: list[bytes] = field(default_factory=list)
     tail: list[int] = field(default_factory=list)  # tokens of the page that is not full
     gone: int = 0
+    is_long: bool = False  # its rotary positions have the frequencies `Rope.long`
+    most: int | None = None  # tokens that it may have before it must be computed again with these
 
     @property
     def room(self) -> int:
-        """Tokens that the pages could hold in addition."""
-        return len(self.pages) * PAGE - self.length
+        """Tokens that could be written in addition."""
+        room = len(self.pages) * PAGE
+        return (room if self.most is None else min(room, self.most)) - self.length
+
+    @property
+    def next_position(self) -> int:
+        """Of the next token, as a step takes it."""
+        return self.length + LONG * self.is_long
 
     @property
     def held(self) -> list[int]:
@@ -49,17 +57,26 @@ def pages_in_window(window: int, chunk: int) -> int:
 
 class Pages:
     """`limit` pages, of which those below `used` have ever been taken. `window`: how many keys a query sees, its own
-    included, in every layer."""
+    included, in every layer. `switch`: tokens of a sequence up to which its rotary positions have their first
+    frequencies (`Config.switch`); pages of both kinds are known by different hashes."""
 
-    def __init__(self, limit: int, salt: bytes = b"", window: int | None = None, copies: bool = False) -> None:
+    def __init__(
+        self,
+        limit: int,
+        salt: bytes = b"",
+        window: int | None = None,
+        copies: bool = False,
+        switch: int | None = None,
+    ) -> None:
         assert limit >= 1
         self._copying = copies and window is None
         self._tails = Tails()
         self._copies: list[tuple[int, int]] = []  # from page to page, before the next step
         self.limit = limit
         self.window = window
+        self.switch = switch
         self.used = 0
-        self._salt = blake2b(salt, digest_size=16).digest()
+        self._salts = [blake2b(salt + kind, digest_size=16).digest() for kind in (b"", b"long")]
         self._free: list[int] = []
         self._counts: dict[int, int] = {}  # reference counts of pages in use
         self._idle: OrderedDict[int, None] = OrderedDict()  # cached pages without references, oldest first
@@ -83,9 +100,11 @@ class Pages:
 
     # ---- sequences ----
 
-    def match(self, tokens: List[int]) -> Sequence:
-        """A sequence with the known pages of a prefix; at least one token is left over to compute."""
-        found = Sequence()
+    def match(self, tokens: List[int], length: int | None = None) -> Sequence:
+        """A sequence with the known pages of a prefix; at least one token is left over to compute. `length`: of the
+        whole sequence, where that is not all of the tokens."""
+        is_long = self.is_long(len(tokens) if length is None else length)
+        found = Sequence(is_long=is_long, most=None if is_long else self.switch)
         known: list[int | None] = []
         best = run = 0  # pages of the longest prefix that can go on; known pages in a row
         for at in range(0, len(tokens) - PAGE, PAGE):
@@ -130,16 +149,23 @@ class Pages:
             self._drop(source)
         return made
 
-    def count_shared(self, tokens: List[int]) -> tuple[int, int]:
+    def is_long(self, length: int) -> bool:
+        """Whether a sequence of so many tokens has the frequencies `Rope.long`."""
+        return self.switch is not None and length > self.switch
+
+    def count_shared(self, tokens: List[int], length: int | None = None) -> tuple[int, int]:
         """The number of pages that `match` would return, and how many of them have no references now."""
-        found = self.match(tokens)
+        found = self.match(tokens, length)
         alone = sum(self._counts[page] == 1 for page in found.held)
         count = len(found.held)
         self.free(found)
         return count, alone
 
     def reserve(self, sequence: Sequence, count: int) -> bool:
-        """Allocate room for more tokens; False, with nothing changed, if there are not enough pages."""
+        """Allocate room for more tokens; False, with nothing changed, if there are not enough pages, or the sequence
+        may not have so many tokens."""
+        if sequence.most is not None and sequence.length + count > sequence.most:
+            return False
         needed = -(-(count - sequence.room) // PAGE)
         if needed > self.available:
             return False
@@ -181,7 +207,9 @@ class Pages:
         count = len(sequence.chain)
         for page in sequence.pages[sequence.gone : count]:
             self._hold(page)
-        return Sequence(sequence.pages[:count], count * PAGE, sequence.chain[:count], gone=sequence.gone)
+        return replace(
+            sequence, pages=sequence.pages[:count], length=count * PAGE, chain=sequence.chain[:count], tail=[]
+        )
 
     def truncate(self, sequence: Sequence, length: int) -> int:
         """Forget the tokens from `length` on, or from the beginning of its page where that is full: full pages are not
@@ -218,9 +246,9 @@ class Pages:
         self._known.clear()
         self._hash.clear()
 
-    def chain(self, tokens: List[int]) -> list[bytes]:
+    def chain(self, tokens: List[int], is_long: bool = False) -> list[bytes]:
         """The hashes of the full pages of tokens."""
-        found = Sequence()
+        found = Sequence(is_long=is_long)
         for at in range(0, len(tokens) // PAGE * PAGE, PAGE):
             found.chain.append(self._next(found, tokens[at : at + PAGE]))
         return found.chain
@@ -238,7 +266,7 @@ class Pages:
 
     def _last(self, sequence: Sequence) -> bytes:
         """The hash of all full pages."""
-        return sequence.chain[-1] if sequence.chain else self._salt
+        return sequence.chain[-1] if sequence.chain else self._salts[sequence.is_long]
 
     def _next(self, sequence: Sequence, tokens: List[int]) -> bytes:
         return blake2b(self._last(sequence) + np.array(tokens, "<i4").tobytes(), digest_size=16).digest()

@@ -23,7 +23,8 @@ FORMAT = "smelt prompt cache 3"
 
 def save(path: Path, tokens: list[int], pool: Pool, model: str) -> int:
     """Write the known pages that a prompt begins with, from the window on; how many tokens need not be computed."""
-    sequence = pool.pages.match([*tokens, 0])
+    sequence = pool.pages.match([*tokens, 0], len(tokens))
+    rotary = "long" if sequence.is_long else ""
     try:
         content = [pool.read(page) for page in sequence.held]
     finally:
@@ -36,7 +37,7 @@ def save(path: Path, tokens: list[int], pool: Pool, model: str) -> int:
         for i, kind in enumerate(("keys", "values")):
             arrays[f"{kind}.{layer}"] = np.stack([page[layer][i] for page in content])
     try:
-        safetensors.write(path, arrays, {"format": FORMAT, "model": model})
+        safetensors.write(path, arrays, {"format": FORMAT, "model": model, "rotary": rotary})
     except OSError as error:
         raise FileError(f"cannot write {path}", got=error) from error
     return count
@@ -53,6 +54,7 @@ def load(path: Path, pool: Pool, config: Config, model: str) -> int:
     count = len(tokens) // PAGE
     if count * PAGE != len(tokens) or not count or tokens.min() < 0 or tokens.max() >= config.v:
         raise ParseError(f"{path}: not whole pages of tokens", got=len(tokens))
+    is_long = weights.metadata.get("rotary") == "long"
     first = pool.pages.left_window(count)  # pages before it are not in the file
     sizes = pool_sizes(config, count - first)
     layers = []
@@ -60,7 +62,7 @@ def load(path: Path, pool: Pool, config: Config, model: str) -> int:
         names = f"keys.{layer}", f"values.{layer}"
         layers.append([_read_tensor(weights, *pair, config.cache.numpy) for pair in zip(names, sizes, strict=True)])
     content = {}
-    for number, digest in enumerate(pool.pages.chain(tokens.tolist())[first:]):
+    for number, digest in enumerate(pool.pages.chain(tokens.tolist(), is_long)[first:]):
         page = pool.pages.adopt(digest)
         if page is not None:
             content[page] = [(keys[number], values[number]) for keys, values in layers]

@@ -35,7 +35,7 @@ def scaled_rope(
     if part < 2 or part % 2:
         fields.refuse("partial_rotary_factor", "an even number of rotated elements", part)
     plain = rope_frequencies(base, part)
-    scale, most = 1.0, None
+    scale, most, long = 1.0, None, None
     match kind:
         case "default":
             found = plain
@@ -51,7 +51,7 @@ def scaled_rope(
         case "yarn":
             found, scale = _yarn(plain, base, part, fields, trained, original)
         case "longrope" | "su":
-            found, scale, most = _longrope(plain, fields, context, trained, original)
+            found, scale, most, long = _longrope(plain, fields, context, trained, original)
         case _:
             raise UnsupportedError(
                 f"{where}: unknown scaling of rotary positions",
@@ -59,7 +59,11 @@ def scaled_rope(
                 got=kind,
             )
     fields.check_unread()
-    return Rope(tuple(float(each) for each in found), scale, interleaved, most)
+    return Rope(_floats(found), scale, interleaved, most, None if long is None else _floats(long))
+
+
+def _floats(array: Array) -> tuple[float, ...]:
+    return tuple(float(each) for each in array)
 
 
 def _llama3(plain: Array, fields: Fields, trained: int, outside: int | None) -> Array:
@@ -112,8 +116,9 @@ def _mscale(factor: float, times: float) -> float:
 
 def _longrope(
     plain: Array, fields: Fields, context: int | None, trained: int, outside: int | None
-) -> tuple[Array, float, int | None]:
-    """Short factors for sequences up to the original length, long ones where the caller wants more."""
+) -> tuple[Array, float, int, Array | None]:
+    """Short factors for sequences up to the original length, and long ones for those beyond it, where there may be
+    such."""
     inner = fields.maybe("original_max_position_embeddings")
     original = int(outside or inner or trained)
     if original < 2:
@@ -124,9 +129,10 @@ def _longrope(
     scale = 1.0 if given is None else given
     if given is None and ratio > 1:
         scale = math.sqrt(1 + math.log(ratio) / math.log(original))
-    is_long = context is not None and context > original
-    chosen = long if is_long else short
-    numbers = isinstance(chosen, list) and all(type(each) in (int, float) and 0 < each < 1e30 for each in chosen)
-    if not numbers or len(chosen) != len(plain):
-        fields.refuse("long_factor and short_factor", f"{len(plain)} positive numbers each", chosen)
-    return plain / np.asarray(chosen, np.float64), scale, None if is_long else min(original, trained)
+    for given in (short, long):
+        numbers = isinstance(given, list) and all(type(each) in (int, float) and 0 < each < 1e30 for each in given)
+        if not numbers or len(given) != len(plain):
+            fields.refuse("long_factor and short_factor", f"{len(plain)} positive numbers each", given)
+    longest = trained if context is None else min(context, trained)
+    found, others = (plain / np.asarray(given, np.float64) for given in (short, long))
+    return found, scale, min(original, trained), others if longest > original else None

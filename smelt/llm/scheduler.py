@@ -93,6 +93,9 @@ class Scheduler:
 
     def plan(self) -> list[Part]:
         """The next step's work; pages for it are reserved."""
+        for request in [each for each in self.running if self._is_outgrown(each)]:
+            self.remove(request)  # all its keys are to be computed with other rotary positions
+            self.waiting.append(request)
         parts = self._generating()
         left = self._count_left(parts)
         self._blocked = left <= 0  # those that generate leave no room for prompts
@@ -155,11 +158,12 @@ class Scheduler:
 
     def _begin(self, request: Request) -> bool:
         """Start a request where the pages for its tokens, and for those of all that began, are there."""
-        shared, idle = (0, 0) if request.scores else self.pages.count_shared(request.tokens)
+        known, length = [] if request.scores else request.tokens, len(request.tokens)
+        shared, idle = self.pages.count_shared(known, length)
         promised = sum(max(0, self._count_needed(each) - _count_held(each)) for each in self.running)
         if self.pages.available - idle < promised + max(0, self._count_needed(request) - shared) and self.running:
             return False
-        request.sequence = self.pages.match([] if request.scores else request.tokens)
+        request.sequence = self.pages.match(known, length)
         if not request.scores:
             self.pages.copy_tail(request.sequence, request.tokens)
         if not request.generated:
@@ -168,6 +172,10 @@ class Scheduler:
         self.running.append(request)
         self.running.sort(key=lambda each: each.number)
         return True
+
+    def _is_outgrown(self, request: Request) -> bool:
+        most = None if request.sequence is None else request.sequence.most
+        return most is not None and len(request.tokens) > most
 
     def _count_needed(self, request: Request) -> int:
         """Pages that a request holds at most until its next token is there."""

@@ -14,7 +14,7 @@ from smelt.llm.families import TABLE, read_config
 from tests.llm_checkpoints import FIXTURE, Case, compare, write_checkpoint
 
 CASES = Case.load(FIXTURE)
-COMPILED = ("llama", "qwen3moe")  # by the native engine in every run
+COMPILED = ("llama", "qwen3moe", "phi3-switch")  # by the native engine in every run
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
@@ -37,6 +37,39 @@ def test_xla_runs_the_same_step(tmp_path: Path) -> None:
     case = next(case for case in CASES if case.name == "llama")
     write_checkpoint(tmp_path, case.config, case.shapes)
     compare(case, tmp_path, "pjrt", single=2, greedy=8)
+
+
+def test_sequences_that_outgrow_their_rotary_positions_are_computed_again(tmp_path: Path) -> None:
+    """On XLA the switch ends a run; in a bundle, beside others and after it, tokens are the same."""
+    pytest.importorskip("jaxlib")
+    case = next(case for case in CASES if case.name == "phi3-switch")
+    write_checkpoint(tmp_path, case.config, case.shapes)
+    with smelt.llm.load(tmp_path, engine="pjrt") as model:
+        assert model.config.switch == 30
+        more = [case.tokens, case.tokens[:9], [*case.tokens, *case.ids[:20]]]
+        made = model.generate_all(more, max_tokens=24, ignore_end=True)
+        assert made[0].ids == tuple(case.ids[:24])
+        assert made[2].ids == tuple(case.ids[20:44])
+        again = model.generate([*case.tokens, *case.ids[:40]], max_tokens=3, ignore_end=True)
+        assert again.ids == tuple(case.ids[40:43])
+
+
+def test_a_prompt_cache_is_for_one_kind_of_rotary_positions(tmp_path: Path) -> None:
+    case = next(case for case in CASES if case.name == "phi3-switch")
+    write_checkpoint(tmp_path, case.config | {"original_max_position_embeddings": 68}, case.shapes)
+    tokens = (case.tokens * 3)[:70]
+    with smelt.llm.load(tmp_path, engine="reference") as model:
+        short = model.generate(tokens[:66], max_tokens=1, ignore_end=True)
+        long = model.generate(tokens, max_tokens=1, ignore_end=True)
+        assert (short.cached, long.cached) == (0, 0)
+        model.save_cache(tmp_path / "short", tokens[:66])
+        model.save_cache(tmp_path / "long", tokens)
+    for name, shared in (("short", (64, 0)), ("long", (0, 64))):
+        with smelt.llm.load(tmp_path, engine="reference") as model:
+            assert model.load_cache(tmp_path / name) == 64
+            found = [model.generate(each, max_tokens=1, ignore_end=True) for each in (tokens[:66], tokens)]
+            assert (found[0].cached, found[1].cached) == shared
+            assert [each.ids for each in found] == [short.ids, long.ids]
 
 
 def test_every_family_has_a_case() -> None:

@@ -16,7 +16,7 @@ import pytest
 import smelt.llm
 from smelt.errors import FileError, RunError, SmeltError
 from smelt.llm.checkpoint import open as open_checkpoint
-from smelt.llm.config import Config
+from smelt.llm.config import Config, Rope
 from smelt.llm.decoder import Decoder
 from smelt.llm.families import read_config
 from smelt.tensor.instantiate import instantiate
@@ -28,16 +28,26 @@ TANH = ("gelu_new", "gelu_pytorch_tanh")  # two names of one function
 FAR = 24  # tokens that were computed: no longer window or context changes anything
 
 
+def frequencies(rope: Rope) -> Rope:
+    """Those of a text of FAR tokens."""
+    if rope.most is None or rope.long is None:
+        return rope
+    return replace(rope, frequencies=rope.frequencies if rope.most >= FAR else rope.long, long=None, most=None)
+
+
 def numbers(config: dict[str, Any]) -> Config:
     """What decides the logits of a short text."""
     found = read_config(config, "config.json")
-    layers = tuple(replace(each, window=None if (each.window or 0) >= FAR else each.window) for each in found.layers)
+    windows = [None if (each.window or 0) >= FAR else each.window for each in found.layers]
+    ropes = [each.rope and frequencies(each.rope) for each in found.layers]
+    changed = zip(found.layers, windows, ropes, strict=True)
+    layers = tuple(replace(each, window=window, rope=rope) for each, window, rope in changed)
     activation = TANH[0] if found.activation in TANH else found.activation
     width = 0 if all(each.experts for each in layers) else found.f  # of an MLP that is nowhere
     return replace(found, layers=layers, activation=activation, f=width, stop=(), bos=None, context=0)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", dict.fromkeys(row[0] for row in ROWS))
 def test_fields_count_where_they_do_in_transformers(name: str) -> None:
     config = CASES[name].config
     before = numbers(config)
@@ -89,11 +99,12 @@ def test_every_tensor_of_a_checkpoint_is_needed(tmp_path: Path, seed: int) -> No
 
 def test_longrope_holds_for_the_context_that_it_was_loaded_for(tmp_path: Path) -> None:
     case = CASES["phi3-short"]
-    short, long = (read_config(case.config, "config.json", context) for context in (None, 161))
+    short, long, whole = (read_config(case.config, "config.json", context) for context in (160, 161, None))
     assert (short.longest, long.longest) == (160, 640)
-    assert short.layers != long.layers
+    assert (short.switch, long.switch) == (None, 160)
+    assert long == whole
     write_checkpoint(tmp_path, case.config, case.shapes)
-    with smelt.llm.load(tmp_path, engine="reference") as model:
+    with smelt.llm.load(tmp_path, engine="reference", context=160) as model:
         assert model.context == 160
         with pytest.raises(RunError, match="too many tokens"):
             model.logits([3] * 161)

@@ -302,7 +302,7 @@ ROPES: list[tuple[dict[str, Any], int, int | None, list[float], float, int | Non
             "type": "su", "short_factor": [1.0, 1.5, 2.0, 2.5], "long_factor": [1.0, 3.0, 5.0, 7.0],
             "original_max_position_embeddings": 128,
         },
-        8, 129, [1.0, 0.03333334, 0.002, 0.0001428571], 1.1338934190276817, None,
+        8, 129, [1.0, 0.06666667, 0.005, 0.0004], 1.1338934190276817, 128,
     ),
 ]  # fmt: skip
 
@@ -332,6 +332,7 @@ LONG = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0]
         ({**LONG, "original_max_position_embeddings": 1}, 8, None, "original_max_position_embeddings", "2 or more"),
         ({**LONG, "short_factor": [1.0] * 3}, 8, None, "long_factor and short_factor", "4 positive numbers each"),
         ({**LONG, "short_factor": [0.0] * 4}, 8, None, "long_factor and short_factor", "4 positive numbers each"),
+        ({**LONG, "long_factor": [1.0] * 5}, 8, None, "long_factor and short_factor", "4 positive numbers each"),
         ({**LONG, "short_factor": 3}, 8, None, "long_factor and short_factor", "4 positive numbers each"),
         ({"type": "other"}, 8, None, "unknown scaling of rotary positions", "default, linear, dynamic, llama3, yarn"),
         ({"type": "linear", "factor": 2.0, "more": 1}, 8, None, "fields that may change", "None"),
@@ -351,6 +352,10 @@ def test_the_length_before_an_extension_may_stand_outside() -> None:
     np.testing.assert_allclose(found.frequencies, [1.0, 0.01304226, 0.00125, 0.000125], rtol=2e-6)
     assert scaled_rope(LONG, 1e4, 8, 100, 512, "", original=100).most == 100
     assert scaled_rope(LONG, 1e4, 8, 100, 80, "", original=100).most == 80
+    longs = [scaled_rope(LONG, 1e4, 8, context, 512, "", original=100).long for context in (100, 101, None)]
+    assert longs[0] is None
+    for each in longs[1:]:
+        np.testing.assert_allclose(each or (), [0.5, 0.05, 0.005, 0.0005], rtol=2e-6)
     assert scaled_rope({"type": "linear", "factor": 1}, 1e4, 8, None, 9, "", interleaved=True).interleaved
 
 
