@@ -150,7 +150,7 @@ class Pages:
         return made
 
     def is_long(self, length: int) -> bool:
-        """Whether a sequence of so many tokens has the frequencies `Rope.long`."""
+        """Whether a sequence of this length has the frequencies `Rope.long`."""
         return self.switch is not None and length > self.switch
 
     def count_shared(self, tokens: List[int], length: int | None = None) -> tuple[int, int]:
@@ -163,7 +163,7 @@ class Pages:
 
     def reserve(self, sequence: Sequence, count: int) -> bool:
         """Allocate room for more tokens; False, with nothing changed, if there are not enough pages, or the sequence
-        may not have so many tokens."""
+        is at its longest."""
         if sequence.most is not None and sequence.length + count > sequence.most:
             return False
         needed = -(-(count - sequence.room) // PAGE)
