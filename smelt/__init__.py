@@ -47,7 +47,7 @@ _PUBLIC = {
     "shard": "smelt.tensor.sharding",
     "DeviceLost": "smelt.errors",
     "tensor": "smelt.tensor",  # the package, which can be called
-    "nn": "smelt.tensor.nn",
+    "nn": "smelt.nn",
     "client": "smelt.client",
     "llm": "smelt.llm",
     "train": "smelt.train",
@@ -91,6 +91,7 @@ if TYPE_CHECKING:
 
     from smelt import client as client
     from smelt import llm as llm
+    from smelt import nn as nn
     from smelt import train as train
     from smelt.buffer import HostBuffer as HostBuffer
     from smelt.engine import platform as platform
@@ -126,7 +127,6 @@ if TYPE_CHECKING:
     from smelt.tensor import iota as iota
     from smelt.tensor import maximum as maximum
     from smelt.tensor import minimum as minimum
-    from smelt.tensor import nn as nn
     from smelt.tensor import ones as ones
     from smelt.tensor import outer as outer
     from smelt.tensor import realize as realize

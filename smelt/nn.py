@@ -1,10 +1,3 @@
-"""`import smelt.nn` is `from smelt import nn`: both give the package smelt.tensor.nn."""
+"""The layers and functions of `smelt.tensor.nn` under their public name: `from smelt import nn`, `import smelt.nn`."""
 
-from __future__ import annotations
-
-import sys
-
-from smelt.tensor import nn
-from smelt.tensor.nn import *  # noqa: F403  for type checkers
-
-sys.modules[__name__] = nn
+from smelt.tensor.nn import *  # noqa: F403
