@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import tomllib
@@ -64,10 +65,11 @@ def test_native_sample(suites, part):
     excused = {case.name for case in cases if f"{part}/{case.name}" in (NATIVE.keys() | reference)}
     failed = {case.name: case.detail.splitlines()[0] for case in cases if case.status != "passed"}
     passed = len(cases) - len(failed)
-    assert not excused - failed.keys(), "these pass now, so take them off the list"
+    if not os.environ.get("SMELT_TARGET"):  # without fused multiply-adds sums are rounded as those of the suite
+        assert not excused - failed.keys(), "these pass now, so take them off the list"
     assert passed >= NATIVE_FLOOR[part], failed
     assert passed >= NATIVE_SHARE * len(cases), failed
-    assert failed.keys() == excused, {name: detail for name, detail in failed.items() if name not in excused}
+    assert failed.keys() <= excused, {name: detail for name, detail in failed.items() if name not in excused}
     # Another shape of the same elements is a copy, which is no kernel.
     quiet = [case.name for case in cases if case.status == "passed" and not case.kernels]
     idle = [name for name in quiet if not name.startswith("reshape_")]

@@ -291,7 +291,8 @@ def test_code_for_pairs_is_for_programs_of_bf16_where_pairs_are_fast(
     assert default_targets(with_precision(program, "bf16")) == (first, "plain")
 
 
-def test_a_program_of_bytes_gets_code_for_them() -> None:
+def test_a_program_of_bytes_gets_code_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SMELT_TARGET", raising=False)
     f = FuncBuilder("main", [Shape("ui8", 4)])
     program = Program.of(f.func(f.convert(f.args[0], result=Shape("f32", 4))))
     here = cpu.target("native").features

@@ -48,9 +48,9 @@ import resource
 from smelt.bundle import write
 opened = write.os.fdopen
 
-def limited(*arguments):
+def limited(*arguments, **options):
     resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, 2_000))
-    return opened(*arguments)
+    return opened(*arguments, **options)
 
 write.os.fdopen = limited
 """
