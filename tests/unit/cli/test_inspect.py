@@ -83,6 +83,16 @@ def broken(tmp_path: Path) -> Path:
     )  # fmt: skip
 
 
+def test_inputs_with_a_value_in_the_file_need_none(tmp_path: Path, capsys: Output) -> None:
+    nodes = [helper.make_node("Add", ["x", "w"], ["y"])]
+    path = saved(tmp_path / "m.onnx", nodes, [port("x", ["N", 3]), port("w", [3])], [port("y", ["N", 3])])
+    model = onnx.load(str(path))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(3, np.float32), "w"))
+    onnx.save(model, str(path))
+    code, record = answer(capsys, inspect, path, [], [])
+    assert (code, [*record["inputs"]], [*record["outputs"]]) == (0, ["x"], ["y"])
+
+
 def test_every_unsupported_node_is_listed(broken: Path, capsys: Output) -> None:
     code, record = answer(capsys, inspect, broken, [], [])
     assert code == 1

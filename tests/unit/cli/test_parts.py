@@ -17,6 +17,7 @@ from rich.console import Console
 from smelt.activity import progress
 from smelt.cli import progress as bars
 from smelt.cli import rounds, top
+from smelt.cli.check_modules import tensor_functions
 from smelt.cli.fold import LONG, TEXT, ShortNames, fold_list, fold_text
 from smelt.cli.outputs import check_output, make_folder
 from smelt.cli.preflight import parse_static
@@ -256,6 +257,41 @@ def test_a_server_that_is_not_there() -> None:
 
 
 # ---- measurements ----
+
+
+def test_functions_of_a_file_that_speak_of_tensors(tmp_path: Path) -> None:
+    file = tmp_path / "m.py"
+    file.write_text("""
+from typing import Protocol, TYPE_CHECKING
+def plain(x: int) -> int: return x
+def first(x: Tensor): return x
+def last(*xs: "Shaped") -> None:
+    "text"
+    return None
+def declared(x: Tensor): ...
+def documented(x: Tensor):
+    "text"
+    ...
+def computed(x: Tensor):
+    ...
+    return x
+@wrap
+@again
+def wrapped(x, *, y: Shaped): pass
+class A:
+    def method(self, **more: Tensor):
+        def inner() -> Tensor: pass
+class B(typing.Protocol):
+    def method(self, x: Tensor): return x
+if TYPE_CHECKING:
+    def unseen(x: Tensor): return x
+if True:
+    async def seen(x, /, y: Tensor): return y
+""")
+    assert {(each.name, each.line, each.hidden.partition(" ")[0]) for each in tensor_functions(file)} == {
+        ("first", 4, "nothing"), ("last", 5, "nothing"), ("computed", 12, "nothing"), ("wrapped", 15, "its"),
+        ("A.method", 19, "nothing"), ("A.method.<locals>.inner", 20, "it"), ("seen", 26, "nothing"),
+    }  # fmt: skip
 
 
 def test_times_and_outcomes() -> None:

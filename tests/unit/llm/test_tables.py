@@ -6,6 +6,7 @@ The defaults are those of transformers' configuration classes, the frequencies t
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,14 @@ from smelt.errors import MemoryLimitError, RunError, UnsupportedError
 from smelt.llm import memory
 from smelt.llm.cache import page_bytes, pool_sizes
 from smelt.llm.config import MAX_LAYERS, MAX_SIZE, Config, Experts, Fields, Layer, Rope
+from smelt.llm.decode import _pages, _slots
 from smelt.llm.families import BY_ARCHITECTURE, BY_GGUF, FAMILIES, family_of, read_config, token_ids
+from smelt.llm.gguf_export import CLOSE, _equal
 from smelt.llm.options import MAX_ALTERNATIVES, Options
 from smelt.llm.pages import pages_in_window
 from smelt.llm.report import _traits
 from smelt.llm.rope import scaled_rope
+from smelt.llm.step import Step
 from smelt.llm.text_encoder import TOKENS, batches_by_length
 
 SMALL = {"hidden_size": 64, "num_attention_heads": 8, "num_hidden_layers": 12, "vocab_size": 99}
@@ -394,6 +398,38 @@ def test_the_cache_has_room_for_four_contexts_within_the_memory(monkeypatch: pyt
     windowed = config_of("mistral", sliding_window=100)  # pages behind the window are free
     assert memory.plan_pages("m", windowed, 64 * 50, 0, 0, 1 << 40) == 4 * pages_in_window(100, 512)
     assert memory.plan_pages("m", windowed, 64 * 3, 0, 0, 1 << 40) == 12
+
+
+@pytest.mark.parametrize(
+    ("engine", "device", "pages", "wanted"),
+    [("native", "cuda:0", 1, 512), ("pjrt", "cpu:0", 1, 512), ("pjrt", "cpu:0", 16, 512), ("pjrt", "cpu:0", 17, 481),
+     ("pjrt", "cpu", 1 << 13, 1), ("pjrt", "cpu", 1 << 14, 1), ("pjrt", "cuda:0", 1 << 13, 16),
+     ("reference", "cpu", 1 << 12, 2), ("pjrt", "cpu", 0, 512)],
+)  # fmt: skip
+def test_tokens_whose_keys_and_values_are_gathered(engine: str, device: str, pages: int, wanted: int) -> None:
+    """A page of 64 positions of 8 heads of 8, keys and values in f32, is 2^15 bytes; 2^28 on a CPU, 2^32 elsewhere."""
+    platform = SimpleNamespace(engine=SimpleNamespace(name=engine), device=device, put=None)
+    step = Step(SimpleNamespace(platform=platform), config_of("llama"), "f32")  # type: ignore[arg-type]
+    assert step.most(pages, 1) == wanted
+
+
+NEAR = 1 + CLOSE / 2
+EQUALS: list[tuple[Any, Any, bool]] = [
+    (1.0, 1.0, True), (1.0, NEAR, True), (NEAR, 1.0, True), (1.0, 1 + 3 * CLOSE, False), (-1.0, 1.0, False),
+    (1.0, None, False), (None, 1.0, False), (None, None, True), (0.0, 0.0, True), (2, 2, True), (2, 3, False),
+    ((1.0, (2, None)), (NEAR, (2, None)), True), ((1.0,), (1.0, 2.0), False), ((1.0, 2.0), (1.0, 3.0), False),
+    ("gelu_new", "gelu_pytorch_tanh", True), ("gelu_new", "gelu", False), ("silu", "silu", True), ("1.0", 1.0, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("a", "b", "same"), EQUALS)
+def test_fields_that_a_file_says_as_well(a: Any, b: Any, same: bool) -> None:
+    assert _equal(a, b) is same
+
+
+def test_slots_and_their_pages() -> None:
+    assert [_slots(count) for count in (1, 7, 8, 9, 16, 17)] == [8, 8, 8, 16, 16, 32]
+    assert [_pages(count) for count in (1, 64, 65, 128, 129, 257)] == [1, 1, 2, 2, 4, 8]
 
 
 def test_contexts_and_sequences() -> None:
