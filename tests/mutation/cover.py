@@ -49,14 +49,15 @@ class CoverageMap:
         """Tests that run one of some lines, as many as fit into the budget of seconds; at least one.
 
         Tests that are quick, and close to the file, come first: see `cost`. The n-th case of a test counts as n times
-        as slow, so that cases of other tests come in between. Without lines: tests that run anything of the file. What
-        no test runs in its own process may run in a child of one: see `near`.
+        as slow, so that cases of other tests come in between. Without lines, as for tables that other modules read: tests
+        that run anything of the file, and those of `near`. What no test runs in its own process may run in a child of
+        one: see `near`, too.
         """
         room = "/".join(("tests/unit", *file.split("/")[1:-1][:1], ""))
         every = self.lines.get(file, {})
         names = set().union(*(every.get(line, ()) for line in lines or every))
-        if not names & self.seconds.keys():
-            names = self.near(file, room)
+        if not lines or not names & self.seconds.keys():
+            names = names | self.near(file, room)
         costs = {name: self.cost(name, file) for name in names & self.seconds.keys()}
         cases: Counter[str] = Counter()
         order: list[tuple[float, str]] = []

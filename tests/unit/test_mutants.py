@@ -151,6 +151,8 @@ def test_tests_of_a_line_that_runs_in_other_processes_alone() -> None:
     assert coverage.tests_of("smelt/serve/queue.py", [7], 100) == names[3:]
     assert coverage.tests_of("smelt/serve/front.py", [7], 100) == names[3:]
     assert set(coverage.tests_of("smelt/serve/other.py", [7], 100)) == {*names}
+    coverage.lines["smelt/serve/isolation/syscalls.py"][1] |= {names[3]}  # the first that imports a table
+    assert set(coverage.tests_of("smelt/serve/isolation/syscalls.py", [], 100)) == {names[0], names[3]}
     coverage.seconds["tests/cuda/test_driver.py::test"] = 0.1
     assert coverage.tests_of("smelt/device/cuda_driver.py", [7], 100) == ["tests/cuda/test_driver.py::test"]
 
