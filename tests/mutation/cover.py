@@ -49,7 +49,7 @@ class CoverageMap:
         """Tests that run one of some lines, as many as fit into the budget of seconds; at least one.
 
         Tests that are quick, and close to the file, come first: see `cost`. The n-th case of a test counts as n times
-        as slow, so that cases of other tests come in between. Without lines, as for tables that other modules read: tests
+        as slow, so that cases of other tests come in between. Without lines, as of tables for other modules: tests
         that run anything of the file, and those of `near`. What no test runs in its own process may run in a child of
         one: see `near`, too.
         """
