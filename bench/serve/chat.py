@@ -44,9 +44,9 @@ def engine_round(path: Path, clients: int, tokens: int, rounds: int) -> None:
 class Client:
     """One streamed answer over a socket of its own. It counts events and parses nothing."""
 
-    def __init__(self, address: tuple[str, int], number: int, tokens: int) -> None:
+    def __init__(self, address: tuple[str, int], number: int, tokens: int, model: str) -> None:
         messages = [{"role": "user", "content": QUESTION.format(number)}]
-        asked: dict[str, Any] = {"model": "chat", "messages": messages, "max_tokens": tokens, "stream": True}
+        asked: dict[str, Any] = {"model": model, "messages": messages, "max_tokens": tokens, "stream": True}
         asked |= {"temperature": 0, "ignore_eos": True}  # as the engine's round
         body = json.dumps(asked).encode()
         head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
@@ -77,18 +77,19 @@ class Client:
     @property
     def tokens(self) -> int:
         """The events but for those of the role, of the end, and [DONE]."""
-        assert b"[DONE]" in self._end, f"an answer failed: {self._end.decode(errors='replace')}"
+        if b"[DONE]" not in self._end:
+            raise RuntimeError(f"an answer failed: {self._end.decode(errors='replace')}")
         return self.events - 3
 
 
-def server_round(url: str, pid: int, clients: int, tokens: int) -> dict[str, Any]:
+def server_round(url: str, pid: int, clients: int, tokens: int, model: str = "chat") -> dict[str, Any]:
     """All clients at once, each on a connection, in this thread; times between what each of them gets."""
     host, _, port = url.removeprefix("http://").partition(":")
     before, started, own = cpu_by_thread(pid), time.perf_counter(), time.process_time()
     waiting = select.epoll()
     active = {}
     for i in range(clients):
-        client = Client((host, int(port)), i, tokens)
+        client = Client((host, int(port)), i, tokens, model)
         active[client.socket.fileno()] = client
         waiting.register(client.socket.fileno(), select.EPOLLIN)
     every = list(active.values())

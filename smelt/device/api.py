@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from smelt.device.program import Account, Program
     from smelt.device.step_log import StepLog
     from smelt.target import Target
+    from smelt.weights import Stored
 
 Module: TypeAlias = Any  # loaded code: only its device looks inside
 Arrays: TypeAlias = tuple[Any, ...]  # arrays, or buffers of a device that has its own memory
@@ -99,6 +100,10 @@ class Device(ABC):
     def lacks(self, machine: str, features: Sequence[str]) -> str:
         """What this device lacks to run code for a machine with these features; empty where nothing."""
 
+    def preference(self, machine: str, features: Sequence[str]) -> int:
+        """Of several codes that run here, the one with the highest number is taken."""
+        return len(features)
+
     # ---- code ----
 
     @abstractmethod
@@ -142,6 +147,10 @@ class Device(ABC):
     @abstractmethod
     def copy(self, buffer: HostBuffer) -> Buffer:
         """The contents in the device's memory: the same buffer where that is the host's."""
+
+    def copy_stored(self, stored: Stored) -> Buffer:
+        """A tensor of a file in the device's memory, of a device that has its own."""
+        raise NotImplementedError
 
     @abstractmethod
     def account(self, limit: int) -> Account: ...

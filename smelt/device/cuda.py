@@ -1,7 +1,8 @@
 """NVIDIA GPUs as a Device: CUDA through NVRTC (`cuda_compile`), run by the driver (`cuda_driver`) under a plan on the
 host (`gpu_program`).
 
-Code is one container: the plans as JSON, then one cubin for each source file.
+Code is one container: the plans as JSON, then one cubin for each source file, and for bundles its PTX: drivers compile
+it for chips of later generations.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import math
 import struct
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,23 +23,25 @@ from smelt.activity import progress
 from smelt.buffer import Buffer, HostBuffer, bytes_text
 from smelt.device import cache, cuda_compile, cuda_driver
 from smelt.device.api import Arrays, Device
+from smelt.device.cuda_driver import ALWAYS
 from smelt.device.cuda_errors import explain_version
 from smelt.device.cuda_peak import Meter
-from smelt.device.driver import Driver
 from smelt.device.entry import Entry
 from smelt.device.gpu_buffer import Block, GpuBuffer
 from smelt.device.gpu_program import GpuAccount, GpuProgram
-from smelt.device.host_plan import PlanProgram
+from smelt.device.host_plan import PlanProgram, list_launches
 from smelt.device.runtime import ABI
 from smelt.device.step_log import EventLog
 from smelt.dtype import Array, dtype
 from smelt.errors import DeviceError, UnsupportedError
 from smelt.shape import Shape
 from smelt.target import Target
+from smelt.weights import Stored
 
 MAGIC = b"smeltgpu"
 REMEDY = "compile the model again"
 ALIGN = 256
+PTX = "ptx"  # a feature of code: PTX for later chips is beside it
 
 
 def _target(name: str, shared: int, l2: int) -> Target:
@@ -46,7 +49,7 @@ def _target(name: str, shared: int, l2: int) -> Target:
         name,
         vector_bytes=128,  # a warp of f32
         cache_bytes=(shared, l2),
-        features=frozenset({name}),
+        features=frozenset({name, PTX}),
         device="cuda",
         kind="simt",
         language="cuda",
@@ -72,20 +75,40 @@ TARGETS = {
 class Module:
     """Loaded code: its plans, and its kernels by name."""
 
-    def __init__(self, driver: Driver, code: bytes) -> None:
+    def __init__(self, driver: Any, code: bytes) -> None:
         try:
             magic, length = struct.unpack_from("<8sQ", code)
             held = json.loads(code[16 : 16 + length])
-            ends = [16 + length, *itertools.accumulate(held["images"], initial=16 + length)][1:]
+            lengths = [*held["images"], *held.get("ptx", ())]
+            ends = [16 + length, *itertools.accumulate(lengths, initial=16 + length)][1:]
             images = [code[a:b] for a, b in itertools.pairwise(ends)]
             self.programs: dict[str, Any] = held["programs"]
+            self.machine = str(held.get("machine", ""))
         except (struct.error, ValueError, KeyError, TypeError) as error:
             raise DeviceError("this is no code for a GPU", got=error, remedy=REMEDY) from error
         if magic != MAGIC or ends[-1] != len(code):
             raise DeviceError("this is no code for a GPU", got=f"{len(code)} bytes", remedy=REMEDY)
         self.driver = driver
         self.plans: dict[str, PlanProgram] = {}
-        self._modules = [driver.load(image) for image in images]
+        self._check_shared_memory()
+        cubins, ptx = images[: len(held["images"])], images[len(held["images"]) :]
+        runs = not self.machine or runs_natively(self.machine, driver.capability)
+        if not (runs or ptx):
+            got = "sm_{}{}".format(*driver.capability)
+            raise DeviceError("the code has no PTX for later chips", expected=self.machine, got=got, remedy=REMEDY)
+        self._modules = [driver.load(image) for image in (cubins if runs else ptx)]
+
+    def _check_shared_memory(self) -> None:
+        """Chips of one generation differ in it."""
+        steps = [each["steps"] for each in self.programs.values() if "steps" in each]
+        needed = max((launch["shared"] for each in steps for launch in list_launches(each)), default=0)
+        if needed > ALWAYS and needed > (there := self.driver.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")):
+            raise DeviceError(
+                "the code takes more shared memory than this GPU has",
+                expected=f"at most {there} bytes of a block",
+                got=f"{needed}, in code for {self.machine or 'another chip'}",
+                remedy=REMEDY,
+            )
 
     def find(self, name: str) -> Any:
         for module in self._modules:
@@ -93,6 +116,18 @@ class Module:
             if found is not None:
                 return found
         raise DeviceError("the code lacks a kernel of the program", got=name, remedy=REMEDY)
+
+
+def capability_of(machine: str) -> tuple[int, int] | None:
+    """sm_90 → (9, 0); None for a name of another kind."""
+    number = machine.removeprefix("sm_")
+    return (int(number[:-1]), int(number[-1])) if number.isdigit() and len(number) > 1 else None
+
+
+def runs_natively(machine: str, here: tuple[int, int]) -> bool:
+    """Code runs on chips of its generation, its own and later ones."""
+    wanted = capability_of(machine)
+    return wanted is not None and wanted[0] == here[0] and wanted[1] <= here[1]
 
 
 class Cuda(Device):
@@ -157,15 +192,20 @@ class Cuda(Device):
         return (here,) if here in TARGETS else tuple(name for name in TARGETS if not self.lacks(name, ()))[-1:]
 
     def lacks(self, machine: str, features: Sequence[str]) -> str:
-        """Code runs on chips of its generation, its own and later ones."""
+        """Code runs on chips of its generation, its own and later ones; with PTX on those of later generations too."""
         why = self.missing_driver()
         if why is not None:
             return why
-        major, minor = self.driver.capability
-        number = machine.removeprefix("sm_")
-        if number.isdigit() and int(number[:-1]) == major and int(number[-1]) <= minor:
+        here, wanted = self.driver.capability, capability_of(machine)
+        if runs_natively(machine, here) or (PTX in features and wanted is not None and wanted <= here):
             return ""
-        return f"for {machine}, this is sm_{major}{minor}"
+        return "for {}, this is sm_{}{}".format(machine, *here)
+
+    def preference(self, machine: str, features: Sequence[str]) -> int:
+        """Machine code before PTX, then the nearest chip."""
+        native = runs_natively(machine, self.driver.capability)
+        major, minor = capability_of(machine) or (0, 0)
+        return 1000 * native + 10 * major + minor
 
     # ---- code ----
 
@@ -177,7 +217,7 @@ class Cuda(Device):
         found = kept.find(key)
         if found is not None:
             return self.load(found.read_bytes(), key)
-        code = self.compile(source, target)
+        code = self._pack(source, target, [])
         folder = cache.private_folder()
         if folder is not None:
             made = folder / f"{key}.part"
@@ -192,18 +232,32 @@ class Cuda(Device):
     def compile_file(self, text: str, machine: str) -> bytes:
         return cuda_compile.compile_cuda(text, machine)
 
+    def compile_ptx(self, text: str, machine: str) -> bytes:
+        return cuda_compile.compile_ptx(text, machine)
+
     def compile(self, source: Sequence[str], target: Target) -> bytes:
+        """Code for bundles: machine code, and PTX beside it."""
+        return self._pack(source, target, self._compile_files(source, target, self.compile_ptx))
+
+    def _pack(self, source: Sequence[str], target: Target, ptx: Sequence[bytes]) -> bytes:
+        images = self._compile_files(source, target, self.compile_file)
+        held = json.loads(source[-1]) | {"machine": target.name, "images": [len(image) for image in images]}
+        held |= {"ptx": [len(each) for each in ptx]} if ptx and all(ptx) else {}
+        head = json.dumps(held, separators=(",", ":")).encode()
+        return b"".join([struct.pack("<8sQ", MAGIC, len(head)), head, *images, *ptx])
+
+    def _compile_files(
+        self, source: Sequence[str], target: Target, compile_file: Callable[[str, str], bytes]
+    ) -> list[bytes]:
         from concurrent.futures import ThreadPoolExecutor
 
-        *files, plans = source
+        *files, _ = source
         tell = progress.get() or (lambda done, total: None)
         tell(0, len(files))
         with ThreadPoolExecutor(8) as pool:
-            images = list(pool.map(lambda text: self.compile_file(text, target.name), files))
+            images = list(pool.map(lambda text: compile_file(text, target.name), files))
         tell(len(files), len(files))
-        held = json.loads(plans) | {"images": [len(image) for image in images]}
-        head = json.dumps(held, separators=(",", ":")).encode()
-        return b"".join([struct.pack("<8sQ", MAGIC, len(head)), head, *images])
+        return images
 
     def load(self, code: bytes, digest: str) -> Module:
         return Module(self.driver, code)
@@ -247,6 +301,9 @@ class Cuda(Device):
 
     def copy(self, buffer: HostBuffer) -> Buffer:
         return GpuBuffer.of(self.driver, buffer.numpy(), buffer.shape)
+
+    def copy_stored(self, stored: Stored) -> Buffer:
+        return GpuBuffer.read(self.driver, stored.shape, stored.read_into)
 
     def account(self, limit: int) -> GpuAccount:
         return GpuAccount(limit)

@@ -48,19 +48,28 @@ def version_numbers() -> tuple[int, int]:
 
 def compile_cuda(text: str, machine: str) -> bytes:
     """The machine code of a text for a machine such as `sm_90`."""
+    return _compile(text, OWN.get(machine, machine), "CUBIN")
+
+
+def compile_ptx(text: str, machine: str) -> bytes:
+    """PTX, which drivers compile for a machine and all later ones."""
+    return _compile(text, machine.replace("sm_", "compute_"), "PTX")
+
+
+def _compile(text: str, machine: str, form: str) -> bytes:
     api = _api()
     version()
     program = _check(api, api.nvrtcCreateProgram(text.encode(), b"smelt.cu", 0, [], []), "reading the source")
     try:
-        options = [each.encode() for each in (f"--gpu-architecture={OWN.get(machine, machine)}", *FLAGS)]
+        options = [each.encode() for each in (f"--gpu-architecture={machine}", *FLAGS)]
         (status,) = api.nvrtcCompileProgram(program, len(options), options)
         if status != api.nvrtcResult.NVRTC_SUCCESS:
             raise DeviceError(
                 f"NVRTC could not compile the program for {machine}", got=_log(api, program)[-2000:], remedy=REMEDY
             )
-        size = _check(api, api.nvrtcGetCUBINSize(program), "asking for the code's size")
+        size = _check(api, getattr(api, f"nvrtcGet{form}Size")(program), "asking for the code's size")
         code = bytes(size)
-        _check(api, api.nvrtcGetCUBIN(program, code), "fetching the code")
+        _check(api, getattr(api, f"nvrtcGet{form}")(program, code), "fetching the code")
         return code
     finally:
         api.nvrtcDestroyProgram(program)

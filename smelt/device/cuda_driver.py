@@ -18,11 +18,13 @@ import numpy as np
 
 from smelt.buffer import bytes_text
 from smelt.device.cuda_errors import DRIVER, FATAL, explain, explain_setup, explain_version, lost_device, short_name
+from smelt.device.pinned import BUFFERS, CHUNK, Read, Ring
 from smelt.dtype import Array
 from smelt.errors import DeviceError, SmeltError
 
 EXTRA = 'pip install "smelt[cuda]"'
 GRAIN, MOST_SPARED = 512, 1 << 30  # bytes: sizes are multiples, and the most freed memory that is kept
+LARGE = 32 << 20  # bytes from which on a copy to the device takes pinned memory
 ALWAYS = 48 << 10  # bytes of shared memory that a launch may take without asking
 
 
@@ -111,6 +113,7 @@ class CudaDriver:
         self._sizes: dict[int, int] = {}  # of memory, by its address
         self._spare: dict[int, list[int]] = {}  # freed memory, by its size: heaps
         self._spared = 0  # bytes of it
+        self._ring: Ring | None = None  # for large copies
         self._enter()
         flags = api.CUstream_flags.CU_STREAM_NON_BLOCKING.value
         self._stream, self._recorder = (_check(api.cuStreamCreate(flags), "opening a stream") for _ in range(2))
@@ -285,9 +288,33 @@ class CudaDriver:
         return bool(found)
 
     def upload(self, address: int, array: Array) -> None:
-        if array.nbytes:
+        if array.nbytes >= LARGE:
+            source = array.reshape(-1).view(np.uint8)
+            self.fill(address, array.nbytes, lambda part, start: np.copyto(part, source[start : start + part.size]))
+        elif array.nbytes:
             self._enter()
             self._check(self._cuda.cuMemcpyHtoDAsync(address, array.ctypes.data, array.nbytes, self._stream), "a copy")
+
+    def fill(self, address: int, count: int, read: Read) -> None:
+        self._enter()
+        with self._lock:
+            self._ring = self._ring or self._make_ring()
+        self._ring.copy(address, count, read)
+
+    def _make_ring(self) -> Ring:
+        """Pinned memory costs time, so it stays."""
+        first = int(self._check(self._cuda.cuMemHostAlloc(BUFFERS * CHUNK, 0), "pinned memory"))
+        pinned = np.ctypeslib.as_array((ctypes.c_uint8 * (BUFFERS * CHUNK)).from_address(first))
+        return Ring([*pinned.reshape(BUFFERS, CHUNK)], self._send, self._await_event)
+
+    def _send(self, address: int, part: Array, count: int) -> Event:
+        self._enter()
+        self._check(self._cuda.cuMemcpyHtoDAsync(address, part.ctypes.data, count, self._stream), "a copy")
+        return self.event()
+
+    def _await_event(self, event: Event) -> None:
+        self._enter()
+        self._check(self._cuda.cuEventSynchronize(event.handle), "a copy")
 
     def download(self, array: Array, address: int) -> None:
         self._enter()

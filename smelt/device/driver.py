@@ -50,6 +50,10 @@ class Driver(Protocol):
         """Copy a contiguous array to the device. The array may change afterwards."""
         ...
 
+    def fill(self, address: int, count: int, read: Callable[[Array, int], None]) -> None:
+        """Copy bytes to the device that `read(part, start)` gives: it fills arrays, in several threads at once."""
+        ...
+
     def download(self, array: Array, address: int) -> None:
         """Copy to a contiguous array on the host, after the work before."""
         ...

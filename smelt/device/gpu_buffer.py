@@ -94,6 +94,14 @@ class GpuBuffer:
         client.upload(made.address, np.ascontiguousarray(array))
         return made
 
+    @staticmethod
+    def read(client: Driver, shape: Shape, read: Callable[[Array, int], None]) -> GpuBuffer:
+        """A buffer with the bytes that `read(part, start)` gives part by part: those of a file."""
+        made = GpuBuffer(client, static_shape(shape.dtype, shape.numbers()))
+        if made.nbytes:
+            client.fill(made.address, made.nbytes, read)
+        return made
+
     @property
     def block(self) -> Block:
         if self._block is None:

@@ -48,7 +48,7 @@ class PlanProgram:
         self.sizes: list[Size] = [each if isinstance(each, int) else parse_size(each) for each in plan["sizes"]]
         # The last data-dependent symbol that each size has; -1: none.
         self.last = [max((int(n[1:]) for n in symbols(size) if n[0] == "m"), default=-1) for size in self.sizes]
-        self.functions = {name: find(name) for name in _functions(plan["steps"])}
+        self.functions = {name: find(name) for name in {each["function"] for each in list_launches(plan["steps"])}}
         self._known: dict[tuple[int, ...], Sized] = {}
         # Of the last call, where the plan has timestamps: (step, event before, event behind), and data-dependent sizes.
         self.is_timed: bool = plan.get("timed", False)
@@ -127,16 +127,17 @@ def _kinds(steps: Sequence[Mapping[str, Any]]) -> set[str]:
     return {step["do"] for step in steps}.union(*map(_kinds, inside))
 
 
-def _functions(steps: Sequence[Mapping[str, Any]]) -> set[str]:
-    found: set[str] = set()
+def list_launches(steps: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The launches of steps and of those inside them."""
+    found: list[Mapping[str, Any]] = []
     for step in steps:
         match step["do"]:
             case "launch":
-                found.update(each["function"] for each in step["launches"])
+                found += step["launches"]
             case "repeat":
-                found |= _functions(step["head"]) | _functions(step["body"])
+                found += list_launches(step["head"]) + list_launches(step["body"])
             case "branch":
-                found.update(*map(_functions, step["branches"]))
+                found += chain(*map(list_launches, step["branches"]))
     return found
 
 

@@ -73,7 +73,13 @@ class PlacedNativeEngine(NativeEngine):
         return self.device.copy(buffer)
 
     def stage(self, largest: int) -> AbstractContextManager[Callable[[Stored], Buffer]]:
-        return nullcontext(lambda stored: self.put(HostBuffer(stored.fetch(), stored.shape, owns=False)).wait())
+        return nullcontext(lambda stored: self._place(stored).wait())
+
+    def _place(self, stored: Stored) -> Buffer:
+        """The bytes of a file go to the device part by part; anything else is an array first."""
+        if stored.place is not None:
+            return self.device.copy_stored(stored)
+        return self.put(HostBuffer(stored.fetch(), stored.shape, owns=False))
 
     def stats(self) -> dict[str, float]:
         return self.device.stats()

@@ -235,7 +235,7 @@ class _Reader:
 
     def _program(self, program: StoredProgram) -> NativeExecutable:
         fitting = [
-            (len(code.features), variant, code)
+            (self.device.preference(code.machine, code.features), variant, code)
             for variant in program.variants
             for code in variant.codes
             if code.device == self.device.kind and not self._absent(code)

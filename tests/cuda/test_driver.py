@@ -79,6 +79,12 @@ device.driver.free(taken)
 assert device.driver.allocate(600) == taken, "freed memory comes again"
 device.driver.free(taken)
 device.driver._release()
+cuda_driver.LARGE = 1 << 20  # pinned memory for smaller copies than usual
+large = np.random.default_rng(4).integers(0, 256, (3 << 20) + 5, np.uint8)
+there = device.copy(HostBuffer.of(large))
+assert np.array_equal(there.numpy(), large)
+del there
+device.driver._release()
 cuda_driver.MOST_SPARED = 2048
 large, small = device.driver.allocate(2048), device.driver.allocate(512)
 device.driver.free(large)

@@ -76,6 +76,11 @@ def test_bundles_for_a_gpu_that_is_not_here(tmp_path: Path) -> None:
     assert not found["plain"]
     if cuda_driver.missing() is not None:
         assert "NVIDIA" in found["sm_90"]
+    (code,) = [each.code for each in every_code(path, recompile) if each.code.target == "sm_90"]
+    assert "ptx" in code.features
+    content = code.library()
+    assert b".target sm_90\n" in content
+    assert b".target sm_90a" not in content  # for later chips too
 
 
 def test_what_cannot_be_compiled_says_why() -> None:

@@ -14,7 +14,8 @@ from smelt import abi
 from smelt.device import cache, cuda, cuda_driver
 from smelt.device.cuda import MAGIC, TARGETS, Cuda, Module
 from smelt.device.entry import Entry
-from smelt.errors import DeviceError, UnsupportedError
+from smelt.device.pinned import Ring
+from smelt.errors import DeviceError, FileError, UnsupportedError
 from smelt.shape import Shape
 from tests.unit.device.test_host_plan import HostDriver
 
@@ -51,6 +52,9 @@ class Here(Cuda):
 
     def compiler(self) -> str:
         return "a compiler"
+
+    def compile_ptx(self, text: str, machine: str) -> bytes:
+        return b"PTX " + text.encode()
 
     def compile_file(self, text: str, machine: str) -> bytes:
         self.compiled.append((text, machine))
@@ -100,6 +104,39 @@ def test_targets() -> None:
     assert device.default_targets(int8=False, bf16=False) == ("sm_120",)
     device.missing_driver = lambda: "no driver"  # type: ignore[method-assign]
     assert device.lacks("sm_80", ()) == "no driver"
+
+
+def test_ptx_runs_on_later_chips() -> None:
+    device = Here()
+    source = ["first f", json.dumps({"programs": {}})]
+    code = device.compile(source, TARGETS["sm_80"])
+    assert Module(device.made, code).find("f") == "f of first f"
+    device.made.capability = (9, 0)
+    assert Module(device.made, code).find("f") == "f of PTX first f"
+    assert device.lacks("sm_80", ("sm_80",)) == "for sm_80, this is sm_90"
+    assert device.lacks("sm_80", ("ptx", "sm_80")) == device.lacks("sm_90", ("sm_90",)) == ""
+    assert device.lacks("sm_100", ("ptx", "sm_100")) == "for sm_100, this is sm_90"
+    names = ["sm_86", "sm_90", "sm_80", "sm_89"]
+    assert sorted(names, key=lambda name: device.preference(name, ())) == ["sm_80", "sm_86", "sm_89", "sm_90"]
+    device.made.capability = (8, 7)
+    assert max(names, key=lambda name: device.preference(name, ())) == "sm_86"
+    device.made.capability = (9, 0)
+    with pytest.raises(DeviceError, match="no PTX for later chips") as caught:
+        Module(device.made, device._pack(source, TARGETS["sm_80"], []))
+    assert (caught.value.expected, caught.value.got) == ("sm_80", "sm_90")
+
+
+def test_code_for_a_chip_with_more_shared_memory() -> None:
+    device, step = Here(), {"do": "launch", "launches": [{"shared": 101377, "function": "f"}]}
+    inner = {"do": "branch", "branches": [[], [{"do": "repeat", "head": [], "body": [step]}]]}
+    source = ["f", json.dumps({"programs": {"f": {"steps": [inner]}}})]
+    with pytest.raises(DeviceError, match="more shared memory than this GPU has") as caught:
+        Module(device.made, device.compile(source, TARGETS["sm_80"]))
+    assert "101376" in str(caught.value.expected)
+    step["launches"][0]["shared"] = 101376  # type: ignore[index]
+    Module(
+        device.made, device.compile([source[0], json.dumps({"programs": {"f": {"steps": [step]}}})], TARGETS["sm_80"])
+    )
 
 
 def test_code_is_compiled_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,3 +203,33 @@ def test_arrays_share_one_aligned_block() -> None:
     assert (b.address - a.address, c.address - a.address) == (256, 768)
     assert device.made.allocated == {a.address: 1024}
     assert (a.shape, b.shape, c.shape) == (Shape("f32", 3), Shape("i8", 257), Shape("f64"))
+
+
+def test_large_copies_go_through_a_ring_of_buffers() -> None:
+    sent: list[tuple[int, int]] = []
+    waited: list[Any] = []
+    memory = np.zeros(1000, np.uint8)
+
+    def send(address: int, part: Any, count: int) -> Any:
+        memory[address : address + count] = part
+        sent.append((address, count))
+        return address
+
+    source = np.random.default_rng(0).integers(0, 256, 730, np.uint8)
+    ring = Ring([*np.zeros((3, 100), np.uint8)], send, waited.append, threads=4)
+    for _ in range(2):
+        ring.copy(20, 730, lambda part, start: np.copyto(part, source[start : start + part.size]))
+        assert memory[20:750].tolist() == source.tolist()
+    assert memory[:20].sum() == memory[750:].sum() == 0
+    assert sorted(sent)[:2] == [(20, 100), (20, 100)]
+    assert len(sent) == 16
+    assert len(waited) == 13  # a buffer is filled again after its copy has ended
+
+    def fail(part: Any, start: int) -> None:
+        if start == 200:
+            raise FileError("the file ended")
+
+    with pytest.raises(FileError):
+        ring.copy(0, 730, fail)
+    ring.copy(20, 730, lambda part, start: np.copyto(part, 7))  # every buffer came back
+    assert memory[20:750].tolist() == [7] * 730

@@ -57,6 +57,12 @@ class HostDriver:
     def upload(self, address: int, array: Array) -> None:
         self.data[address : address + array.nbytes] = np.frombuffer(array.tobytes(), np.uint8)
 
+    def fill(self, address: int, count: int, read: Callable[[Array, int], None]) -> None:
+        for start in range(0, count, 100):
+            part = np.empty(min(100, count - start), np.uint8)
+            read(part, start)
+            self.upload(address + start, part)
+
     def download(self, array: Array, address: int) -> None:
         array.reshape(-1).view(np.uint8)[:] = self.data[address : address + array.nbytes]
 
