@@ -124,7 +124,13 @@ def old_driver() -> None:
 
 
 def no_nvrtc() -> None:
-    sys.modules["cuda.bindings.nvrtc"] = None  # type: ignore[assignment]
+    """A machine without NVRTC's library."""
+    from cuda.bindings import nvrtc
+
+    def find_nothing() -> None:
+        raise RuntimeError("Failed to dlopen libnvrtc.so.13")
+
+    nvrtc.nvrtcVersion = find_nothing
     load()
 
 

@@ -84,10 +84,14 @@ def _log(api: Any, program: Any) -> str:
 
 def _api() -> Any:
     try:
-        from cuda.bindings import nvrtc
+        import cuda.bindings  # noqa: F401
     except ImportError as error:
         got = f"the package cuda-bindings is not installed: {REMEDY}"
         raise DeviceError("NVRTC cannot be used", got=got) from error
+    try:
+        from cuda.bindings import nvrtc
+    except ImportError as error:
+        raise DeviceError("NVRTC cannot be used", got=f"no NVRTC in cuda-bindings ({error}): {REMEDY}") from error
     return nvrtc
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from smelt.device import registry
-from smelt.device.cuda import TARGETS, Cuda
+from smelt.device.cuda import TARGETS, Cuda, Module, capability_of
 from smelt.dtype import Array
 from smelt.errors import DeviceError
 from smelt.target import Target
@@ -89,7 +89,9 @@ class EmulatedDriver:
         self.graph: list[Callable[[], None]] | None = None  # that is recorded
 
     def attribute(self, name: str) -> int:
-        return {"MULTIPROCESSOR_COUNT": 1, "CLOCK_RATE": 1000}.get(name, 48 << 10)
+        return {"MULTIPROCESSOR_COUNT": 1, "CLOCK_RATE": 1000, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 227 << 10}.get(
+            name, 48 << 10
+        )
 
     def load(self, code: bytes) -> Any:
         with tempfile.NamedTemporaryFile(suffix=".so") as file:
@@ -217,6 +219,12 @@ class EmulatedCuda(Cuda):
 
     def compiler(self) -> str:
         return "emulated " + HEADER.read_text()
+
+    def load(self, code: bytes, digest: str) -> Module:
+        found = re.search(rb'"machine":"(sm_\d+)"', code)
+        capability = capability_of(found[1].decode()) if found else None
+        self.emulated.capability = capability or self.emulated.capability  # any chip
+        return super().load(code, digest)
 
     def compile_ptx(self, text: str, machine: str) -> bytes:
         return b""  # it takes time
