@@ -48,9 +48,10 @@ import resource
 from smelt.bundle import write
 opened = write.os.fdopen
 
-def limited(*arguments, **options):
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, 2_000))
-    return opened(*arguments, **options)
+def limited(descriptor, mode="r", **options):
+    if mode == "wb":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, 2_000))
+    return opened(descriptor, mode, **options)
 
 write.os.fdopen = limited
 """
