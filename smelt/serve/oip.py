@@ -363,12 +363,8 @@ class PendingInfer:
         self._call, self._asked, self._regions = call, asked, regions
 
     def then(self, done: Callable[[], object]) -> None:
-        job = self._call.job
-        if isinstance(job, ShortCall):
-            job.on_done = done
-        else:
-            assert job is not None
-            job.future.add_done_callback(lambda _: done())
+        assert self._call.job is not None
+        self._call.job.on_done = done
 
     def answer(self) -> Response:
         job = self._call.job
@@ -387,7 +383,7 @@ class PendingInfer:
         elif job is not None:
             if isinstance(queue, ModelQueue):
                 queue.cancel(job)
-            job.future.cancel()
+            job.give_up()
 
 
 def _proto_type(name: str) -> str:

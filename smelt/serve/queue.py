@@ -76,6 +76,22 @@ class Job:
     cancel: Cancel = field(default_factory=Cancel)
     queued: float = field(default_factory=time.perf_counter)
     timing: Timing = field(default_factory=Timing)
+    on_done: Callable[[], object] | None = None  # called at once when the future is done
+
+    def finish(self, outcome: dict[str, Array] | Exception) -> None:
+        if self.future.done():
+            return
+        if isinstance(outcome, Exception):
+            self.future.set_exception(outcome)
+        else:
+            self.future.set_result(outcome)
+        if self.on_done is not None:
+            self.on_done()
+
+    def give_up(self) -> None:
+        """The outputs are not wanted any more."""
+        if self.future.cancel() and self.on_done is not None:
+            self.on_done()
 
 
 class ModelQueue:
@@ -352,13 +368,5 @@ def _magnitude(inputs: Inputs) -> int:
 
 
 def _finish(job: Job, outcome: dict[str, Array] | Exception) -> None:
-    def give() -> None:
-        if job.future.done():
-            return
-        if isinstance(outcome, Exception):
-            job.future.set_exception(outcome)
-        else:
-            job.future.set_result(outcome)
-
     with suppress(RuntimeError):  # the loop has ended, and with it the client's connection
-        job.future.get_loop().call_soon_threadsafe(give)
+        job.future.get_loop().call_soon_threadsafe(job.finish, outcome)

@@ -58,7 +58,7 @@ class ShortCall:
         self.is_cancelled = True
         if self._job is not None:
             self._queue.cancel(self._job)
-            self._job.future.cancel()
+            self._job.give_up()
 
     def succeed(self, outputs: dict[str, Array], timing: Timing) -> None:
         self.outputs, self.timing = outputs, timing
@@ -72,7 +72,8 @@ class ShortCall:
         """Run it in a thread."""
         self._job = job = self._queue.enqueue(self.inputs, self.timeout)
 
-        def end(future: asyncio.Future[dict[str, Array]]) -> None:
+        def end() -> None:
+            future = job.future
             if future.cancelled():
                 self.fail(asyncio.CancelledError())
             elif (error := future.exception()) is not None:
@@ -80,7 +81,7 @@ class ShortCall:
             else:
                 self.succeed(future.result(), job.timing)
 
-        job.future.add_done_callback(end)
+        job.on_done = end
 
 
 class ShortCalls:

@@ -56,6 +56,7 @@ class RemoteQueue(ModelQueue):
         self._idle: list[Slot] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watching: asyncio.TimerHandle | None = None
+        self._is_pumping = False  # at the end of this iteration of the loop
 
     @property
     def restarts(self) -> int:
@@ -89,10 +90,14 @@ class RemoteQueue(ModelQueue):
 
     def _put(self, job: Job) -> None:
         self._insert(job)
-        self._pump()
+        if self._idle and not self._is_pumping:  # requests that are read in one iteration of the loop share a call
+            assert self._loop is not None
+            self._is_pumping = True
+            self._loop.call_soon(self._pump)
 
     def _pump(self) -> None:
         """Give every idle slot what waits."""
+        self._is_pumping = False
         while self._jobs and self._idle:
             if self.limits.max_delay and self.limits.max_batch > 1 and not self._is_due():
                 return
@@ -167,8 +172,7 @@ class RemoteQueue(ModelQueue):
             self.on_call(len(jobs), total, spent)
             for job, outputs in zip(jobs, outcome, strict=True):
                 job.timing.computed, job.timing.batch = spent, total
-                if not job.future.done():
-                    job.future.set_result(outputs)
+                job.finish(outputs)
         else:
             self._settle(jobs, outcome)
         if self._jobs:
@@ -201,8 +205,8 @@ class RemoteQueue(ModelQueue):
         """One request's data must not fail the others': what shared a call is run again alone."""
         if len(jobs) > 1:
             self._again(jobs)
-        elif not jobs[0].future.done():
-            jobs[0].future.set_exception(error)
+        else:
+            jobs[0].finish(error)
 
     def _again(self, jobs: list[Job]) -> None:
         for job in reversed(jobs):
@@ -234,9 +238,7 @@ class RemoteQueue(ModelQueue):
 
     def _refuse_all(self, why: str) -> None:
         while self._jobs:
-            job = self._jobs.popleft()
-            if not job.future.done():
-                job.future.set_exception(UnavailableError(f"{self.name}: its worker process is gone", got=why))
+            self._jobs.popleft().finish(UnavailableError(f"{self.name}: its worker process is gone", got=why))
 
     async def drain(self, seconds: float) -> bool:
         done = await super().drain(seconds)
