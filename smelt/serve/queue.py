@@ -85,13 +85,17 @@ class Job:
             self.future.set_exception(outcome)
         else:
             self.future.set_result(outcome)
-        if self.on_done is not None:
-            self.on_done()
+        self._end()
 
     def give_up(self) -> None:
         """The outputs are not wanted any more."""
-        if self.future.cancel() and self.on_done is not None:
-            self.on_done()
+        if self.future.cancel():
+            self._end()
+
+    def _end(self) -> None:
+        done, self.on_done = self.on_done, None  # which may know this job: no cycle stays for the collector
+        if done is not None:
+            done()
 
 
 class ModelQueue:

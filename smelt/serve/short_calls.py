@@ -40,7 +40,7 @@ class ShortCall:
     def __init__(self, queue: ModelQueue, inputs: Inputs, timeout: float | None, rows: int, kind: Any) -> None:
         self._queue, self.inputs, self.timeout, self.rows, self.kind = queue, inputs, timeout, rows, kind
         self.queued = time.perf_counter()
-        self.on_done: Callable[[], object] = lambda: None
+        self.on_done: Callable[[], object] = _ignore
         self.is_cancelled = False
         self.outputs: dict[str, Array] = {}
         self.error: BaseException | None = None
@@ -62,11 +62,15 @@ class ShortCall:
 
     def succeed(self, outputs: dict[str, Array], timing: Timing) -> None:
         self.outputs, self.timing = outputs, timing
-        self.on_done()
+        self._end()
 
     def fail(self, error: BaseException) -> None:
         self.error = error
-        self.on_done()
+        self._end()
+
+    def _end(self) -> None:
+        done, self.on_done = self.on_done, _ignore  # which knows this call: no cycle stays for the collector
+        done()
 
     def submit(self) -> None:
         """Run it in a thread."""
@@ -82,6 +86,9 @@ class ShortCall:
                 self.succeed(future.result(), job.timing)
 
         job.on_done = end
+
+
+def _ignore() -> None: ...
 
 
 class ShortCalls:
