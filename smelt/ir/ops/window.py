@@ -331,7 +331,6 @@ def infer_convolution(call: Call, padding: Sequence[Sequence[Size] | None] | Non
     call.require(rank == rhs.rank, f"{name}_c1", "lhs and rhs must have the same rank", expected=rank, got=rhs.rank)
     dims: ConvDims = call.attrs["dimension_numbers"]
     _check_conv_dims(call, dims, rank, name)
-    call.require(rank >= 2, f"{name}_c12", "lhs must have at least 2 dimensions", got=lhs)
     strides = _check_entries(call, "window_strides", 1, spatial, (f"{name}_c2", f"{name}_c3"), positive=True)
     lhs_dilation = _check_entries(call, "lhs_dilation", 1, spatial, (f"{name}_c5", f"{name}_c6"), positive=True)
     rhs_dilation = _check_entries(call, "rhs_dilation", 1, spatial, (f"{name}_c7", f"{name}_c8"), positive=True)

@@ -429,7 +429,46 @@ LINEAR: list[Row] = [
      "a and b must be quantised alike (triangular_solve_c1)"),
 ]  # fmt: skip
 
-ROWS = [*ELEMENTWISE, *SHAPE, *DYNAMIC, *RANDOM, *REDUCE, *INDEX, *CONVOLUTION, *LINEAR]
+
+def no_axis(name: str, takes: str, gives: str, attrs: str = "", regions: str = "") -> Row:
+    label = f"{name.rpartition('.')[2]}_i1"
+    return name, takes, gives, attrs, regions, f"quantisation per axis is not allowed here ({label})"
+
+
+PER_AXIS: list[Row] = [
+    no_axis("stablehlo.optimization_barrier", f"2x{QA}", f"2x{QA}"),
+    no_axis("stablehlo.real_dynamic_slice", f"2x{QA} 1xi64 1xi64 1xi64", f"2x{QA}"),
+    no_axis("stablehlo.dynamic_slice", f"2x{QA} i64", f"2x{QA}", ints(slice_sizes=[2])),
+    no_axis("stablehlo.dynamic_update_slice", f"2x{QA} 2x{QA} i64", f"2x{QA}"),
+    no_axis("stablehlo.torch_index_select", f"2x{QA} 2xi32", f"2x{QA}", numbers(dim=0, batch_dims=0)),
+    no_axis("stablehlo.sort", f"2x{QA}", f"2x{QA}", numbers(dimension=0), LESS),
+    no_axis("chlo.top_k", f"2x{QA}", f"2x{QA} 2xi32", numbers(k=2)),
+    no_axis("stablehlo.iota", "", f"2x{QA}", numbers(iota_dimension=0)),
+    no_axis("stablehlo.reverse", f"2x{QA}", f"2x{QA}", ints(dimensions=[0])),
+    no_axis("stablehlo.slice", f"2x{QA}", f"2x{QA}", ints(start_indices=[0], limit_indices=[2], strides=[1])),
+    no_axis("stablehlo.pad", f"2x{QA} {Q}", f"2x{QA}",
+            ints(edge_padding_low=[0], edge_padding_high=[0], interior_padding=[0])),
+    no_axis("stablehlo.set_dimension_size", f"2x{QA} i32", f"2x{QA}", numbers(dimension=0)),
+    gather("quantisation per axis is not allowed here (gather_i1)", f"2x4x5x{QA} 2x3x1xi32"),
+    scatter("quantisation per axis is not allowed here (scatter_i1)", f"2x4x5x{QA} 2x3x1xi32 2x3x5x{QA}"),
+]  # fmt: skip
+
+MORE: list[Row] = [
+    ("check.expect_eq", "2xf32 3xf32", "", "", "", "the compared values have different types"),
+    ("check.expect_eq", "2xf32 2xi32", "", "", "", "the compared values have different types"),
+    ("check.expect_eq_const", "2xf32", "", "value = dense<1.0> : tensor<3xf32>", "",
+     "the expected value has another type"),
+    ("check.expect_almost_eq_const", "2xi32", "", "value = dense<1> : tensor<2xi32>", "",
+     "only floats are almost equal"),
+    ("smelt.round_to_byte", "2xf32 2xf32 2xf32", "2xi16", numbers(least=0, greatest=1), "",
+     "the result must be of i8 or ui8"),
+    ("smelt.round_to_byte", "2xf64 2xf32 2xf32", "2xi8", numbers(least=0, greatest=1), "",
+     "all operands must be of f32"),
+    ("smelt.round_to_byte", "2xf32 2xf32 2xf16", "2xi8", numbers(least=0, greatest=1), "",
+     "all operands must be of f32"),
+]  # fmt: skip
+
+ROWS = [*ELEMENTWISE, *SHAPE, *DYNAMIC, *RANDOM, *REDUCE, *INDEX, *CONVOLUTION, *LINEAR, *PER_AXIS, *MORE]
 
 
 FFT = "fft_type = #stablehlo<fft_type {}>, "
@@ -532,6 +571,32 @@ TAKEN: list[Row] = [
 @pytest.mark.parametrize("row", TAKEN, ids=[f"{row[0]}-{row[1][:20]}" for row in TAKEN])
 def test_extreme_values_are_accepted(row: Row) -> None:
     one_op(*row)
+
+
+@pytest.mark.parametrize(
+    ("start", "limit", "stride", "message"),
+    [
+        (-1, 4, 1, "a slice must begin inside (slice_c3)"),
+        (0, 6, 1, "the limit must be inside the dimension (slice_c3)"),
+        (0, 4, 0, "strides must be positive (slice_c4)"),
+        (3, 2, 1, "a slice must not end before it begins (slice_c3)"),
+    ],
+)
+def test_numbers_of_a_slice_that_are_known(start: int, limit: int, stride: int, message: str) -> None:
+    f = FuncBuilder("main", [Shape("f32", 5)])
+    parts = [f.constant([number], "i64") for number in (start, limit, stride)]
+    with pytest.raises(VerifyError, match=re.escape(message)):
+        f.real_dynamic_slice(f.args[0], *parts)
+
+
+def test_negative_sizes_that_are_known() -> None:
+    f = FuncBuilder("main", [Shape("f32", 5), Shape("f32")])
+    with pytest.raises(VerifyError, match="a size must not be negative"):
+        f.dynamic_broadcast_in_dim(f.args[1], f.constant([2, -1], "i64"), broadcast_dimensions=())
+    with pytest.raises(VerifyError, match="a size must not be negative"):
+        f.set_dimension_size(f.args[0], f.constant(-1, "i32"), dimension=0)
+    with pytest.raises(VerifyError, match=r"a size must not be negative \(rng_c3\)"):
+        f.rng(f.args[1], f.args[1], f.constant([2, -1], "i64"), rng_distribution="UNIFORM")
 
 
 # ---- two scales for three slices: text like that is refused before any op is there, so these are built ----
