@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from smelt.ir.attributes import ConvDims
 from smelt.ir.build import FuncBuilder
-from smelt.ir.core import Program, walk
+from smelt.ir.core import Program, Value, walk
 from smelt.ir.interpret import run
 from smelt.ir.verify import verify
 from smelt.passes import pipeline
@@ -103,3 +104,51 @@ def test_transposes_of_the_model_stay() -> None:
     turned = f.transpose(f.args[0], permutation=(0, 2, 1))
     program = Program.of(f.func(f.exponential(f.add(turned, turned))))
     assert changed(program) is program
+
+
+def pooled(f: FuncBuilder, y: Value) -> Value:
+    with f.region(Shape("f32"), Shape("f32")) as r:
+        r.result(r.maximum(*r.args))
+    attrs: dict[str, Any] = {"window_dimensions": (1, 1, 3, 2), "window_strides": (1, 1, 1, 2)}
+    padding = ((0, 0), (0, 0), (1, 1), (0, 1))
+    return f.op(
+        "stablehlo.reduce_window", y, f.constant(-9.0, "f32"), regions=[r.body], padding=padding, **attrs
+    ).result
+
+
+# Ops after a convolution to [2, 4, 3, 5]: (the op, whether it works on NHWC).
+AFTER: dict[str, tuple[Callable[[FuncBuilder, Value], Value], bool]] = {
+    "pool": (pooled, True),
+    "pad": (lambda f, y: f.pad(
+        y, f.constant(7.0, "f32"), edge_padding_low=(1, 0, 2, -1), edge_padding_high=(0, 3, 0, 1),
+        interior_padding=(0, 1, 2, 0)), True),
+    "reverse": (lambda f, y: f.reverse(y, dimensions=(1, 3)), True),
+    "spatial axes merged": (lambda f, y: f.reshape(y, result=Shape("f32", 2, 4, 15)), True),
+    "a spatial axis split": (lambda f, y: f.reshape(y, result=Shape("f32", 2, 4, 3, 5, 1)), True),
+    "channels split": (lambda f, y: f.reshape(y, result=Shape("f32", 2, 2, 2, 15)), False),
+    "no spatial axis left": (lambda f, y: f.reshape(y, result=Shape("f32", 2, 60)), False),
+    "a spatial axis inserted": (lambda f, y: f.broadcast_in_dim(
+        y, broadcast_dimensions=(0, 1, 2, 4), result=Shape("f32", 2, 4, 3, 6, 5)), True),
+    "a batch inserted": (lambda f, y: f.broadcast_in_dim(
+        y, broadcast_dimensions=(1, 2, 3, 4), result=Shape("f32", 3, 2, 4, 3, 5)), False),
+    "transpose": (lambda f, y: f.transpose(y, permutation=(3, 0, 2, 1)), False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", AFTER)
+def test_ops_after_a_convolution(name: str, seed: int) -> None:
+    make, follows = AFTER[name]
+    f = FuncBuilder("main", [Shape("f32", 2, 3, 4, 6), Shape("f32", 4, 3, 2, 2)])
+    y = f.convolution(*f.args, dimension_numbers=FIRST, feature_group_count=1, batch_group_count=1)
+    program = Program.of(f.func(make(f, y)))
+    after = changed(program)
+    random = np.random.default_rng(seed)
+    inputs = [random.integers(-4, 5, arg.shape.numbers()).astype(np.float32) for arg in f.args]
+    np.testing.assert_array_equal(run(after, inputs)[0], run(program, inputs)[0])
+    made = after.main.body.results[0].op
+    assert made is not None
+    assert (made.name == "stablehlo.transpose" and make is not AFTER["transpose"][0]) == follows
+    if name == "transpose":
+        (moved,) = (op for op in after.main.body.ops if op.name == "stablehlo.transpose" and op.result is made.result)
+        assert moved.operands[0].op is not None
+        assert moved.operands[0].op.name == "stablehlo.convolution", "two transposes are one"

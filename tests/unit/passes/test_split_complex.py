@@ -100,3 +100,63 @@ def test_real_programs_dynamic_ports_and_complex_weights_stay() -> None:
     f = FuncBuilder("main", [R])
     inner = Program.of(f.func(f.real(f.exponential(f.complex(f.args[0], f.args[0])))))
     assert [arg.type for arg in split_complex(inner).main.args] == [R]
+
+
+FFTS: dict[str, Callable[..., Any]] = {
+    "FFT": np.fft.fftn, "IFFT": np.fft.ifftn, "RFFT": np.fft.rfftn, "IRFFT": np.fft.irfftn,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lengths", [(1,), (4,), (5,), (2, 3), (3, 4), (2, 3, 6), (1, 2)])
+@pytest.mark.parametrize("kind", FFTS)
+def test_fourier_transforms_are_those_of_numpy(kind: str, lengths: tuple[int, ...], seed: int) -> None:
+    random = np.random.default_rng(seed)
+    sizes = (2, *lengths[:-1], lengths[-1] // 2 + 1 if kind == "IRFFT" else lengths[-1])
+    axes = tuple(range(-len(lengths), 0))
+    x = random.standard_normal(sizes) + (0 if kind == "RFFT" else 1j * random.standard_normal(sizes))
+    if kind == "IRFFT":  # of what is no transform of a real signal, libraries make different things
+        x = np.fft.rfftn(random.standard_normal((2, *lengths)), axes=axes)
+    f = FuncBuilder("main", [Shape("f64" if kind == "RFFT" else "c128", *sizes)])
+    split = split_complex(Program.of(f.func(f.fft(f.args[0], fft_type=kind, fft_length=lengths))))
+    assert not any(op.name == "stablehlo.fft" or is_complex(v.type) for op in walk(split.main.body) for v in op.results)
+    (got,) = run(split, [as_pairs(x)])
+    np.testing.assert_allclose(got, as_pairs(FFTS[kind](x, s=lengths, axes=axes)), rtol=1e-12, atol=1e-12)
+
+
+def test_long_and_dynamic_transforms_stay() -> None:
+    for shape, stays in ((Shape("f32", 1024), False), (Shape("f32", 1025), True), (Shape("f32", "N", 8), True)):
+        f = FuncBuilder("main", [shape])
+        made = f.fft(f.args[0], fft_type="RFFT", fft_length=shape.sizes[-1:])
+        program = Program.of(f.func(f.real(made)))
+        assert any(op.name == "stablehlo.fft" for op in walk(split_complex(program).main.body)) == stays
+
+
+def test_complex_values_through_loops_and_branches() -> None:
+    """z = z² + c, six times at most while |z| < 2; then one of two branches."""
+    f = FuncBuilder("main", [Shape("c64"), Shape("i1")])
+    c, flag = f.args
+    number = f.constant(0, "i32")
+    with f.region(c.type, number.type) as test:
+        small = test.compare(test.abs(test.args[0]), test.constant(2.0, "f32"), comparison_direction="LT")
+        early = test.compare(test.args[1], test.constant(6, "i32"), comparison_direction="LT")
+        test.result(test.and_(small, early))
+    with f.region(c.type, number.type) as step:
+        z, i = step.args
+        step.result(step.add(step.multiply(z, z), c), step.add(i, step.constant(1, "i32")))
+    loop = f.op("stablehlo.while", c, number, regions=[test.body, step.body])
+    with f.region() as yes:
+        yes.result(yes.negate(loop.results[0]), loop.results[1])
+    with f.region() as no:
+        no.result(loop.results[0], no.add(loop.results[1], loop.results[1]))
+    chosen = f.op("stablehlo.if", flag, regions=[yes.body, no.body])
+    program = Program.of(f.func(*chosen.results))
+    split = split_complex(program)
+    assert not any(is_complex(value.type) for op in walk(split.main.body) for value in op.results)
+    for start in (0.1 + 0.2j, 1 + 1j, -1.2j):
+        want, count = complex(start), 0
+        while abs(want) < 2 and count < 6:
+            want, count = want * want + start, count + 1
+        for which in (True, False):
+            pair, found = run(split, [as_pairs(np.array(start, np.complex64)), np.array(which)])
+            np.testing.assert_allclose(pair, as_pairs(np.array(-want if which else want)), rtol=1e-5)
+            assert found == (count if which else 2 * count)
