@@ -199,11 +199,19 @@ def kill_workers(running: servers.Running) -> list[str]:
     wrong = []
     for model, request in ((mlp.NAME, mlp.json_request()), (mlp.SLOW, mlp.slow_request())):
         url = running.url.replace(mlp.NAME, model)
-        if not any(_post(url, *request) == 200 or time.sleep(0.05) for _ in range(200)):
+        if not _comes_back(url, *request):
             wrong.append(f"the killed worker of {model} did not come back")
     if all(talk(running, "chat") for _ in range(10)):
         wrong.append("the killed worker of chat did not come back")
     return wrong
+
+
+def _comes_back(url: str, body: bytes, headers: dict[str, str]) -> bool:
+    for _ in range(200):
+        if _post(url, body, headers) == 200:
+            return True
+        time.sleep(0.05)
+    return False
 
 
 def _base(running: servers.Running) -> str:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from smelt.weights import Weights
 
 MIN_MOVED = 8 << 20  # bytes of weights
+_shares: list[bool] = []  # whether weights stay in their files
 CHUNK = 4 << 20  # bytes that are copied at a time
 
 NO_SIZES: Mapping[str, int] = MappingProxyType({})
@@ -175,7 +176,7 @@ class NativeExecutable(Closing):
         A file is mapped in small pages, which cost TLB misses on large weights. Arrays that the first call hardly reads
         (an embedding table) stay in the file: a copy would only take memory.
         """
-        if self._arrays is not None and sum(array.nbytes for array in self._arrays) >= MIN_MOVED:
+        if not shares_weights() and sum(array.nbytes for array in self._arrays or ()) >= MIN_MOVED:
             self._file = file
 
     def _move(self, main: Program, arrays: Arrays, file: Mapped) -> None:
@@ -312,6 +313,15 @@ class NativeExecutable(Closing):
         if self._main is None:
             raise RunError("the executable is closed", remedy="compile or load the model again")
         return self._main
+
+
+def share_weights() -> None:
+    """From now on leave the weights of bundles in their mapped files, whose pages processes share."""
+    _shares[:] = [True]
+
+
+def shares_weights() -> bool:
+    return bool(_shares)
 
 
 def _copy_out(array: Array, place: Array, file: Mapped) -> None:

@@ -28,6 +28,7 @@ from smelt.bundle.record import signature_of
 from smelt.device import cache
 from smelt.engine_api import Closing, Port, Signature
 from smelt.errors import DeviceError, SmeltError, error_of
+from smelt.run.executable import shares_weights
 from smelt.serve.config import ModelConfig
 from smelt.serve.isolation.channel import Cancelled, Channel, ClosedError, Failed, Message, Ready, expect_peer, pair
 from smelt.serve.isolation.worker import Loaded
@@ -216,7 +217,8 @@ class RemoteModel(Closing):
         memory = None if limit is None else parse_bytes(limit, "memory_limit") + SPARE
         readable = [str(each) for each in files_of(self.path)]
         config = msgspec.to_builtins(self.config)
-        return {"name": self.name, "path": str(self.path), "config": config, "readable": readable, "memory": memory}
+        made = {"name": self.name, "path": str(self.path), "config": config, "readable": readable, "memory": memory}
+        return made | {"shares": shares_weights()}
 
     def _adopt(self, said: Message) -> None:
         if isinstance(said, Failed):

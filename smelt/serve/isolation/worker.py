@@ -27,6 +27,7 @@ from smelt.dtype import Array
 from smelt.engine_api import Signature
 from smelt.errors import MemoryLimitError
 from smelt.model import LoadedModel
+from smelt.run.executable import share_weights
 from smelt.serve.config import ModelConfig
 from smelt.serve.isolation import sandbox
 from smelt.serve.isolation.channel import HELLO, Call, Cancelled, Channel, ClosedError, Failed, Ready
@@ -49,6 +50,7 @@ class WorkerSetup(msgspec.Struct):
     config: ModelConfig
     readable: list[str]
     memory: int | None
+    shares: bool = False  # leave weights in their file
 
 
 class Loaded(msgspec.Struct):
@@ -77,6 +79,8 @@ def _serve(
 ) -> None:
     layers = sandbox.confine_worker(map(Path, setup.readable), setup.memory)
     ask_compiler(compiler)
+    if setup.shares:
+        share_weights()
     started = time.perf_counter()
     try:
         model = _load(setup)

@@ -47,6 +47,7 @@ from smelt.ir.core import Program
 from smelt.ir.text import parse, print_program
 from smelt.model import read
 from smelt.passes.quantise import with_precision
+from smelt.run import executable as executables
 from smelt.run.executable import NativeExecutable
 from smelt.run.load import deserialize, every_code
 from smelt.run.loaded import LoadedModel
@@ -717,7 +718,9 @@ def test_a_bundle_that_is_cut_while_it_is_used(tmp_path: Path, saved: Path, pixe
     found.close()
 
 
-def test_large_weights_move_to_memory_of_their_own_after_the_first_result(tmp_path: Path) -> None:
+def test_large_weights_move_to_memory_of_their_own_after_the_first_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     random = np.random.default_rng(0)
     w = random.standard_normal((1536, 2048)).astype(np.float32)
     x = random.standard_normal((3, 1536)).astype(np.float32)
@@ -746,6 +749,13 @@ func.func @main(%x: tensor<3x1536xf32>, %w: tensor<1536x2048xf32> {smelt.weight 
     np.testing.assert_array_equal(executable(x)[0], expected)
     executable.close()
     executable.close()
+    monkeypatch.setattr(executables, "_shares", [])
+    executables.share_weights()
+    shared = smelt.load(path)._executable
+    assert isinstance(shared, NativeExecutable)
+    np.testing.assert_array_equal(shared(x)[0], expected)
+    assert shared._moving is None, "processes share the file's pages"
+    shared.close()
 
 
 @pytest.mark.skipif(not Path("/proc/self/pagemap").exists(), reason="the system does not tell which pages are there")
