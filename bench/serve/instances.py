@@ -28,12 +28,12 @@ def main() -> None:
         loaded.save(bundle)
 
     def with_instances(count: int) -> int:
-        with served(cache, f"{model}", "", f"instances = {count}\nmax_batch = 1\n") as running:
+        with serve_with(cache, f"{model}", "", f"instances = {count}\nmax_batch = 1\n") as running:
             closed_loop(running.pid, running.url, *mlp.slow_request(), 3, connections=2 * count)
             return worker_bytes(running)
 
     def with_processes(count: int) -> int:
-        with served(cache, f"{bundle}", f"workers = {count}\n", "max_batch = 1\n") as running:
+        with serve_with(cache, f"{bundle}", f"workers = {count}\n", "max_batch = 1\n") as running:
             closed_loop(running.pid, running.url, *mlp.slow_request(), 3, connections=4 * count)
             return worker_bytes(running)
 
@@ -45,7 +45,7 @@ def main() -> None:
     raise SystemExit(0 if all(shares) else 1)
 
 
-def served(folder: Path, path: str, server: str, model: str) -> AbstractContextManager[servers.Running]:
+def serve_with(folder: Path, path: str, server: str, model: str) -> AbstractContextManager[servers.Running]:
     settings = folder / "instances.toml"
     settings.write_text(f'{server}[[models]]\nname = "{mlp.NAME}"\npath = "{path}"\n{model}')
     return servers.configured_server(settings)
