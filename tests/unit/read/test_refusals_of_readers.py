@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import struct
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -162,3 +164,73 @@ def test_damaged_archives(tmp_path: Path) -> None:
     path.write_bytes(raw.replace(b"PK\x03\x04", b"PK\x03\x05", 1))
     with pytest.raises(ParseError, match=r"not an \.npz archive"):
         npz.read(path)["a"]
+
+
+def saved(path: Path, compressed: bool = False, **arrays: Any) -> bytearray:
+    (np.savez_compressed if compressed else np.savez)(path, **arrays)
+    return bytearray(path.read_bytes())
+
+
+def test_members_of_npz_that_are_not_as_the_archive_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.npz"
+    data = saved(path, a=np.arange(6, dtype=np.float32), b=np.ones(2))
+    listed = data.index(b"PK\x01\x02")  # the directory, at the end
+
+    def check(message: str, kind: type[SmeltError], at: int, value: bytes) -> None:
+        path.write_bytes(data[:at] + value + data[at + len(value) :])
+        with pytest.raises(kind, match=message) as caught:
+            npz.read(path)
+        assert caught.value.remedy
+
+    check("'a' is encrypted", UnsupportedError, listed + 8, b"\1")
+    check("'a' is compressed in a way that NumPy does not use", UnsupportedError, listed + 10, b"\x0c")
+    check("'a' claims more bytes than it can hold", ParseError, listed + 24, b"\xff\xff")
+    check(r"not an \.npz archive", ParseError, 0, b"PK\x07\x08")
+    path.write_bytes(data)
+    monkeypatch.setattr(npz, "MAX_MEMBERS", 2)
+    assert [*npz.read(path)] == ["a", "b"]
+    monkeypatch.setattr(npz, "MAX_MEMBERS", 1)
+    with pytest.raises(ParseError, match="too many members") as caught:
+        npz.read(path)
+    assert (caught.value.expected, caught.value.got) == ("at most 1", 2)
+
+
+def test_names_of_npz_are_different(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    member = io.BytesIO()
+    np.save(member, np.ones(2))
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a", member.getvalue())
+        archive.writestr("a.npy", member.getvalue())
+    with pytest.raises(ParseError, match="a name appears twice") as caught:
+        npz.read(path)
+    assert caught.value.got == "a"
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("kind", ["<f4", ">f4", "<i2", ">c8", "|b1"])
+@pytest.mark.parametrize("compressed", [False, True])
+def test_orders_of_npz(order: Any, kind: str, compressed: bool, tmp_path: Path) -> None:
+    array = np.array(np.arange(12).reshape(3, 4) % 5, kind, order=order)
+    saved(tmp_path / "x.npz", compressed, a=array, empty=array[:0], scalar=array[1, 2])
+    weights = npz.read(tmp_path / "x.npz")
+    for name, want in (("a", array), ("empty", array[:0]), ("scalar", array[1, 2])):
+        found = weights[name].numpy()
+        assert (found.dtype, found.shape) == (want.dtype.newbyteorder("="), want.shape)
+        np.testing.assert_array_equal(found, want)
+
+
+def test_a_compressed_member_that_changes_after_its_header_was_read(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    data = saved(path, True, a=np.arange(4000, dtype=np.float32))
+    weights = npz.read(path)
+    path.write_bytes(data[: len(data) // 2])
+    with pytest.raises(FileError, match=r"cannot read a\.npy of"):
+        weights["a"].numpy()
+    saved(path, True, a=np.arange(3999, dtype=np.float32))
+    with pytest.raises(ParseError, match=r"a\.npy has the wrong number of bytes") as caught:
+        weights["a"].numpy()
+    assert (caught.value.expected, caught.value.got) == (16000, 15996)
+    saved(path, True, a=np.arange(4001, dtype=np.float32))
+    with pytest.raises(ParseError, match=r"a\.npy has the wrong number of bytes"):
+        weights["a"].numpy()
