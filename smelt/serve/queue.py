@@ -273,6 +273,7 @@ class ModelQueue:
                 while not self._jobs and not self._closed:
                     self._ready.wait()
                 if not self._jobs:
+                    self._threads.remove(threading.current_thread())  # what was accepted may still come
                     return
                 if self.limits.max_delay and self.limits.max_batch > 1:
                     self._await_more()

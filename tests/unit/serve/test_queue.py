@@ -421,6 +421,20 @@ def test_an_iteration_that_takes_long_goes_on_in_threads() -> None:
     assert sum(count for count, _ in ran[1:]) == 2
 
 
+def test_a_closed_queue_runs_what_was_accepted_later() -> None:
+    """Its thread may have ended by then."""
+
+    async def work() -> None:
+        queue = ModelQueue("m", lambda inputs, timeout, cancel: {"y": inputs["x"]}, Limits())
+        queue.close()
+        for i in range(3):
+            assert (await queue.enqueue(rows(i), None).future)["y"] == i
+            while queue._threads:
+                await asyncio.sleep(0.001)
+
+    play(work())
+
+
 def test_a_short_timeout_is_not_shared() -> None:
     ran: list[tuple[int, float | None]] = []
 
