@@ -36,6 +36,7 @@ from smelt.kernel.emit.cuda import CudaSource
 from smelt.kernel.plan.fuse import fuse
 from smelt.kernel.plan.in_place import in_place
 from smelt.kernel.plan.memory import Memory, assign_slots
+from smelt.kernel.plan.merge_launches import merge_launches
 from smelt.kernel.plan.plan import Launch, Plan, walk
 from smelt.kernel.plan.reorder import reorder
 from smelt.kernel.tune.schedules import KernelKey, Lookup, Schedule
@@ -162,6 +163,8 @@ def plan_lowered(
     known = schedules or lookup(target)
     fused = fuse(program.main, target=target, keep_ops=keep_ops, schedules=known, tunables=tunables)
     main = in_place(reorder(fused))
+    if target.kind == "simt" and tunables is None:
+        main = merge_launches(main)
     before = program.funcs.get("prepare")
     prepare = None if before is None else in_place(fuse(before, target=target, keep_ops=keep_ops, schedules=known))
     before_main = None if prepare is None else (prepare, assign_slots(prepare))

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <ucontext.h>
+#include <utility>
 #include <vector>
 
 #define __global__
@@ -125,6 +126,53 @@ template <int N> static void smelt_copy_wait() {
     }
     all.erase(all.begin(), all.begin() + groups[0]);
     groups.erase(groups.begin());
+  }
+}
+// A barrier that counts bytes: copies are done when a thread waits for them and all bytes are announced.
+struct Bytes { int phases, announced, pending; };
+struct Bulk { void *to; const void *from; int bytes; unsigned long long *barrier; };
+static std::vector<Bulk> bulk_copies;
+static Bytes *bytes_of(unsigned long long *barrier) {
+  static std::vector<std::pair<unsigned long long *, Bytes *>> all;
+  for (auto &each : all)
+    if (each.first == barrier) return each.second;
+  all.push_back({barrier, new Bytes{}});
+  return all.back().second;
+}
+static void smelt_open_barrier(unsigned long long *barrier) { *bytes_of(barrier) = Bytes{}; }
+static void smelt_expect_bytes(unsigned long long *barrier, int bytes) {
+  Bytes *const found = bytes_of(barrier);
+  if (found->announced) {
+    fprintf(stderr, "a phase of a barrier begins before the one before is over\n");
+    abort();
+  }
+  found->announced = 1;
+  found->pending += bytes;
+}
+static void smelt_copy_bulk(void *to, const void *from, int bytes, unsigned long long *barrier) {
+  if ((size_t)to % 16 || (size_t)from % 16 || bytes % 16 || bytes <= 0) {
+    fprintf(stderr, "a bulk copy is not aligned\n");
+    abort();
+  }
+  bulk_copies.push_back({to, from, bytes, barrier});
+}
+static void smelt_await_bytes(unsigned long long *barrier, int phase) {
+  Bytes *const found = bytes_of(barrier);
+  while (found->phases % 2 == phase) {
+    for (size_t i = 0; i < bulk_copies.size();) {
+      const Bulk each = bulk_copies[i];
+      if (each.barrier != barrier) { i++; continue; }
+      memcpy(each.to, each.from, each.bytes);
+      found->pending -= each.bytes;
+      bulk_copies.erase(bulk_copies.begin() + i);
+    }
+    if (found->announced && !found->pending) {
+      found->announced = 0;
+      found->phases++;
+      moved++;
+    } else {
+      pause_fiber();
+    }
   }
 }
 static void smelt_await() {}

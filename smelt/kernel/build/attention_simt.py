@@ -7,7 +7,6 @@ combines the chunks in order. More queries take the blocks of `attention.py`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -60,13 +59,16 @@ def _build_few(nest: Nest, attn: Attention, schedule: AttentionSchedule, here: S
             start = nest.let(scale(number, CHUNK))
             return _Chunk(nest, attn, at, start, attn.clip(nest, CHUNK, axes.size(axes.key), start))
 
-        seen = [chunk(nest.let(add(first, i))).is_visible() for i in range(several)]
         if several == 1:
-            chunk(first).write(parts, tuple(index), kept, seen[0])
+            alone = chunk(first)
+            alone.write(parts, tuple(index), kept, alone.is_visible())
         else:
+            levels = nest.tile("level", f32, several)
+            with nest.loop(several, "warp") as i:
+                nest.write(levels, i, chunk(nest.let(add(first, i))).level(Number(0)))
             with nest.loop(several, "ordered", fence=True) as i:
                 number = nest.let(add(first, i))
-                visible = _select(nest, i, [each for each in seen if each is not None])
+                visible = nest.apply("NE", nest.read(levels, i, f32), Number(-inf, f32), dtype=i1)
                 chunk(number).write(parts, (*index[:-1], number), kept, visible)
     _join(nest, attn, parts, kept, here, output)
 
@@ -79,15 +81,6 @@ def chunks_of_block(attn: Attention, chunks: Size) -> int:
     if not isinstance(total, int) or not isinstance(chunks, int) or axes.key not in seen or seen & {*axes.rows}:
         return 1
     return max(each for each in range(1, MOST_CHUNKS + 1) if chunks % each == 0 and (each - 1) * AT_ONCE < total)
-
-
-def _select(nest: Nest, number: Expr, items: Sequence[Expr]) -> Expr:
-    """The item with a number."""
-    found = items[-1]
-    for i, each in enumerate(items[:-1]):
-        is_it = nest.apply("EQ", number, Number(i), dtype=i1)
-        found = nest.apply("select", is_it, each, found, dtype=found.dtype)
-    return found
 
 
 def _join(nest: Nest, attn: Attention, parts: int, kept: tuple[Size, ...], here: Size, output: Output) -> None:
@@ -170,19 +163,21 @@ class _Chunk:
         if axes.key not in seen or (varies and not isinstance(attn.queries, int)):
             return None
 
-        def level(query: int) -> Expr:
-            """The highest score of a key if no mask changed a score of 0; -inf: all are masked."""
-            here = {**self.at, **attn.apart(Number(query))}
-
-            def of_key(j: Expr) -> Expr:
-                return attn.mask(nest, Number(0.0, f32), {**here, axes.key: add(self.start, j)})
-
-            return fold_here(nest, "maximum", Number(-inf, f32), self.count, of_key)
-
         hidden = [
-            nest.apply("EQ", level(query), Number(-inf, f32), dtype=i1) for query in range(self.room if varies else 1)
+            nest.apply("EQ", self.level(Number(query)), Number(-inf, f32), dtype=i1)
+            for query in range(self.room if varies else 1)
         ]
         return nest.apply("not", nest.both(*hidden), dtype=i1)
+
+    def level(self, query: Expr) -> Expr:
+        """The highest score of a key if no mask changed a score of 0; -inf: all are masked."""
+        nest, attn, axes = self.nest, self.attn, self.attn.axes
+        here = {**self.at, **attn.apart(query)}
+
+        def of_key(j: Expr) -> Expr:
+            return attn.mask(nest, Number(0.0, f32), {**here, axes.key: add(self.start, j)})
+
+        return fold_here(nest, "maximum", Number(-inf, f32), self.count, of_key)
 
     def attend(self, parts: int, place: tuple[Expr, ...], kept: tuple[Size, ...]) -> None:
         nest, attn = self.nest, self.attn
@@ -199,29 +194,27 @@ class _Chunk:
             self.weighted_sum(scores, parts, place, kept)
 
     def weigh(self, scores: str, parts: int, place: tuple[Expr, ...], kept: tuple[Size, ...]) -> None:
-        """Scores become weights, for all queries at once; their maxima and sums go to the parts."""
-        nest, many = self.nest, range(self.room)
+        """Scores become weights, those of a query on a warp; maxima and sums go to the parts."""
+        nest = self.nest
+        with nest.loop(self.attn.queries, "warp") as query:
 
-        def fold(function: str, start: float, query: int) -> Expr:
-            def score(j: Expr) -> Expr:
-                return nest.read(scores, add(j, query * CHUNK), f32)
+            def fold(function: str, start: float) -> Expr:
+                return fold_here(
+                    nest, function, Number(start, f32), self.count, lambda j: nest.read(scores, at(j), f32)
+                )
 
-            return fold_here(nest, function, Number(start, f32), self.count, score)
+            def at(j: Expr) -> Expr:
+                return add(scale(query, CHUNK), j)
 
-        best = [fold("maximum", -inf, query) for query in many]
-        none = [nest.apply("EQ", each, Number(-inf, f32), dtype=i1) for each in best]
-        safe = [
-            nest.apply("select", no, Number(0.0, f32), each, dtype=f32) for no, each in zip(none, best, strict=True)
-        ]
-        with nest.loop(self.count, "lane") as j:
-            for query, most in zip(many, safe, strict=True):
-                at = add(j, query * CHUNK)
-                nest.write(scores, at, nest.apply("weight", nest.apply("subtract", nest.read(scores, at, f32), most)))
-        total = [fold("add", 0.0, query) for query in many]
-        with nest.loop(self.attn.queries, "lane") as number:
-            here = flat((*place, number, Number(0)), kept)
-            for i, each in enumerate((best, total)):
-                nest.store(parts, add(here, i), _select(nest, number, each))
+            best = fold("maximum", -inf)
+            none = nest.apply("EQ", best, Number(-inf, f32), dtype=i1)
+            safe = nest.apply("select", none, Number(0.0, f32), best, dtype=f32)
+            with nest.loop(self.count, "lane") as j:
+                less = nest.apply("subtract", nest.read(scores, at(j), f32), safe)
+                nest.write(scores, at(j), nest.apply("weight", less))
+            here = flat((*place, query, Number(0)), kept)
+            nest.store(parts, here, best)
+            nest.store(parts, add(here, 1), fold("add", 0.0))
 
     def multiply_keys(self, scores: str) -> None:
         """Products of all queries with all keys on tensor cores, then masks."""

@@ -30,7 +30,7 @@ FEW_ROWS = 8  # of a block where there are few rows of f32
 THREADS = 256  # of a block; with few rows each takes 4 columns of a K-block
 BUSY = 100  # blocks that keep a GPU busy
 PANEL, MOST_SUMS = 64, 1 << 23  # columns of a panel; sums of K-blocks that may be kept
-CLUSTERS = True  # several rows take clusters of blocks, where the GPU has them
+CLUSTERS = False  # whether several rows take clusters of blocks: slower on an H200, where registers hold what is read
 MANY_COLUMNS = 8192  # from here on a block with few rows takes 32 columns
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from smelt.dim import Size
 from smelt.dtype import DType
@@ -48,6 +48,7 @@ from smelt.kernel.loops.tensor_tile import (
     CLUSTER,
     FEW_TENSOR,
     TENSOR,
+    WARPS,
     few_columns,
     is_clustered,
     resident_blocks,
@@ -169,8 +170,7 @@ class StagePrinter(Printer):
         if any(each.form in ATTEND for each in products):
             return 2
         few = [each for each in products if each.form in FEW_TENSOR]
-        blocks = static_extent(self.stage.extent)
-        return min((resident_blocks(each, blocks) for each in few), default=1)
+        return min((resident_blocks(each) for each in few), default=1)
 
     @property
     def clusters(self) -> str:
@@ -265,6 +265,8 @@ class StagePrinter(Printer):
         match stmt:
             case For(_, _, _, "lane") if not self.alone:
                 return self.shared_loop(stmt, depth)
+            case For(_, _, _, "warp") if not self.alone and self.stage.group == "block":
+                return self.warp_loop(stmt, depth)
             case For(var, extent, body):
                 head = f"{pad}for (i64 {var.name} = 0; {var.name} < {self.expr(extent)}; {var.name}++) {{"
                 simple = self.alone and all(isinstance(each, Let | Set) for each in body)
@@ -308,6 +310,16 @@ class StagePrinter(Printer):
         barrier = f"{pad}{'__syncwarp' if self.stage.group == 'warp' else '__syncthreads'}();"
         return [barrier, *lines, barrier]
 
+    def warp_loop(self, loop: For, depth: int) -> list[str]:
+        """A loop on warps: an iteration is run by the threads of one, which are its group."""
+        pad, var, whole = "  " * depth, loop.var.name, self.stage
+        head = f"{pad}for (i64 {var} = smelt_of_block / {WARP}; {var} < {self.expr(loop.extent)}; {var} += {WARPS}) {{"
+        self.stage = replace(whole, group="warp")
+        body = self.block(loop.body, depth + 1)
+        self.stage = whole
+        own = [f"{pad}{{ const int smelt_of_block = {LANE};", f"{pad}const int {LANE} = smelt_of_block % {WARP};"]
+        return self.fence([own[0], f"{pad}{{", own[1], head, *body, f"{pad}}} }} }}"], loop, pad)
+
     def shared_loop(self, loop: For, depth: int) -> list[str]:
         """A loop on lanes: its iterations on the threads of the group."""
         assert not any(isinstance(each, Tile) for each in walk_statements(loop.body)), "threads would share the tile"
@@ -320,11 +332,11 @@ class StagePrinter(Printer):
         lines = self.batch_loads(loop, body, extent, count, pad)
         if lines is not None:
             return self.fence(lines, loop, pad)
-        head = f"{pad}for (i64 {var} = {LANE}; {var} < {extent}; {var} += {count}) {{"
+        head = loop_head(pad, var, LANE, loop.extent, extent, count)
         into_tiles = all(isinstance(array, str) for array in stores_to(loop.body))  # which no buffer shares memory with
         simple = into_tiles and all(isinstance(each, Let | Store) for each in loop.body)
-        at_once = ["#pragma unroll 8"] if simple else []
-        return self.fence([*at_once, head, *body, f"{pad}}}"], loop, pad)
+        at_once = ["#pragma unroll 8"] if simple and "for" in head[0] else []
+        return self.fence([*at_once, *head, *body, f"{pad}}}"], loop, pad)
 
     def batch_loads(self, loop: For, body: list[str], extent: str, count: int, pad: str) -> list[str] | None:
         """A loop on lanes into a buffer: several iterations read their operands before any of them stores."""
@@ -388,9 +400,10 @@ class StagePrinter(Printer):
         pad, kind, var, extent = "  " * depth, math.register(fold.accumulator), fold.var.name, self.expr(fold.extent)
         far = any(isinstance(array, int) for array in reads_from((fold,)))
         if self.stage.group == "warp" or not far or self.stage.ring or self.stage.shared > STAGED_BESIDE:
+            head = loop_head(pad, var, f"{LANE} % {WARP}", fold.extent, extent, WARP)
             return [
-                "#pragma unroll 8",  # loads of several terms at once
-                f"{pad}for (i64 {var} = {LANE} % {WARP}; {var} < {extent}; {var} += {WARP}) {{",
+                *(["#pragma unroll 8"] if "for" in head[0] else []),  # loads of several terms at once
+                *head,
                 *body,
                 f"{pad}  const {kind} term = {value};",
                 f"{pad}  part = {add};",
@@ -449,7 +462,7 @@ class StagePrinter(Printer):
                 self.expr(mma.b.strides[2]),
                 *(given[i] for i in (9, 10, 11, 12)),
             ]
-            return f"{cluster_call(mma.form, self.resident)}({LANE}, smelt_shared, {', '.join(clustered)});"
+            return f"{cluster_call(mma.form)}({LANE}, smelt_shared, {', '.join(clustered)});"
         if mma.form in FEW_TENSOR:
             few = [given[i] for i in (0, 1, 3, 6, 7, 9, 10, 11, 12)]
             function = few_call(mma.form, few_columns(mma))
@@ -485,6 +498,19 @@ class StagePrinter(Printer):
             case Remainder(Var(name, _, int(extent)), int(size)) if 0 < extent < SMALL and 0 < size < SMALL:
                 return f"(i64)((ui32){name} % {size}u)"
         return Printer.expr(self, expr)
+
+
+def loop_head(pad: str, var: str, first: str, extent: Expr, text: str, stride: int) -> list[str]:
+    """The head of a loop from `first` on, which is less than `stride`. A constant number of iterations is unrolled
+    without a rest: code that runs once per block must be short."""
+    match static_extent(extent):
+        case int(count) if 0 < count <= stride:
+            test = "" if count == stride else f"if ({first} < {count}) "
+            return [f"{pad}{test}{{", f"{pad}  const i64 {var} = {first};"]
+        case int(count) if count and count % stride == 0:
+            head = f"{pad}for (int turn = 0; turn < {count // stride}; turn++) {{"
+            return [head, f"{pad}  const i64 {var} = {first} + {stride} * turn;"]
+    return [f"{pad}for (i64 {var} = {first}; {var} < {text}; {var} += {stride}) {{"]
 
 
 def is_map(body: Sequence[Stmt]) -> int:

@@ -38,6 +38,25 @@ template <class T> inline const T *smelt_shared_of(const T *at, int rank) {  // 
   asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(at), "r"(rank));
   return (const T *)there;
 }
+inline void smelt_open_barrier(ui64 *barrier) {  // one thread says how many bytes arrive in each phase
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\\nfence.mbarrier_init.release.cluster;"
+      :: "r"((ui32)__cvta_generic_to_shared(barrier)) : "memory");
+}
+inline void smelt_expect_bytes(ui64 *barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+      :: "r"((ui32)__cvta_generic_to_shared(barrier)), "r"(bytes) : "memory");
+}
+inline void smelt_await_bytes(ui64 *barrier, int phase) {  // until all bytes of an even or odd phase are there
+  ui32 done = 0;
+  while (!done)
+    asm volatile("{ .reg .pred p;\\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\\nselp.u32 %0, 1, 0, p; }"
+        : "=r"(done) : "r"((ui32)__cvta_generic_to_shared(barrier)), "r"(phase) : "memory");
+}
+inline void smelt_copy_bulk(void *to, const void *from, int bytes, ui64 *barrier) {  // multiples of 16
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+      :: "r"((ui32)__cvta_generic_to_shared(to)), "l"(from), "r"(bytes),
+         "r"((ui32)__cvta_generic_to_shared(barrier)) : "memory");
+}
 #else
 inline void smelt_await() {}
 #endif
@@ -216,16 +235,82 @@ template <int TILES, class L> inline void smelt_few(int lane, char *ring, i64 ro
 #undef SMELT_FEW
 }
 #ifdef SMELT_CLUSTERS
+// Sums of a warp, as above, from a ring in shared memory that bulk copies fill. In a turn the block takes 8 of the 32
+// lines of two panels and as many steps of the rows.
+template <int GROUPS, int TILES, class L> inline void smelt_bulk_sums(int lane, char *ring,
+    f32 (&sum)[TILES][GROUPS][4], i64 rows, const L *a, i64 row, const ui16 *b, i64 line, i64 panel, i64 count,
+    int rank) {
+  enum {
+    PARTS = smelt_left<L>::PARTS, WORDS = sizeof(L) / 2, LINE = 1056, ROW = sizeof(L) == 2 ? 192 : 272,
+    LEFT = 16 * LINE, STAGE = LEFT + 32 * ROW, STAGES = 4
+  };
+  const int part_of = lane / 32 % 4, group = lane % 32 / 4, own = lane / 128 * 4 + lane % 4;
+  const int lines = (int)((count + 7) / 8), turns = (lines + 31) / 32;
+  ui64 *const barriers = (ui64 *)ring;
+  char *const stages = ring + 128;
+  if (lane == 0)
+    for (int i = 0; i < STAGES; i++) smelt_open_barrier(barriers + i);
+  __syncthreads();
+  const auto fetch = [&](int turn) {  // by the first warp
+    if (turn >= turns || lane >= 32) return;
+    char *const slot = stages + turn % STAGES * STAGE;
+    ui64 *const barrier = barriers + turn % STAGES;
+    const int first = 32 * turn + 8 * rank, left = lines - first, used = left < 0 ? 0 : left < 8 ? left : 8;
+    const int bytes = used * 8 * (int)sizeof(L);
+    if (lane == 0) smelt_expect_bytes(barrier, used * 2048 + (used ? (int)rows : 0) * bytes);
+    __syncwarp();
+    if (lane < 16 && lane % 8 < used)
+      smelt_copy_bulk(slot + lane * LINE, b + lane / 8 * panel + (first + lane % 8) * line, 1024, barrier);
+    if (lane < rows && used)
+      smelt_copy_bulk(slot + LEFT + lane * ROW, a + lane * row + 8 * first, bytes, barrier);
+  };
+  smelt_await();
+  for (int i = 0; i < STAGES; i++) fetch(i);
+#pragma unroll 1
+  for (int turn = 0; turn < turns; turn++) {
+    const char *const slot = stages + turn % STAGES * STAGE;
+    const bool there = 32 * turn + 8 * rank + own < lines;
+    smelt_await_bytes(barriers + turn % STAGES, turn / STAGES % 2);
+    smelt_words y[2 * TILES];
+    const char *const weights = slot + (part_of / 2 * 8 + own) * LINE + (part_of % 2 * 32 + group) * 16;
+#pragma unroll
+    for (int i = 0; i < 2 * TILES; i++) y[i] = there ? *(const smelt_words *)(weights + 128 * i) : smelt_words{};
+#pragma unroll
+    for (int g = 0; g < GROUPS; g++) {
+      smelt_words raw[WORDS], z[PARTS];
+      const char *const left = slot + LEFT + (8 * g + group) * ROW + own * WORDS * 16;
+#pragma unroll
+      for (int w = 0; w < WORDS; w++) raw[w] = there ? *(const smelt_words *)(left + 16 * w) : smelt_words{};
+      smelt_left<L>::parts(raw, z);
+#pragma unroll
+      for (int t = 0; t < TILES; t++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          const ui32 u[4] = {y[2 * t].x[2 * half], y[2 * t + 1].x[2 * half],
+                             y[2 * t].x[2 * half + 1], y[2 * t + 1].x[2 * half + 1]};
+#pragma unroll
+          for (int p = 0; p < PARTS; p++) smelt_mma_sync(sum[t][g], u, z[p].x + 2 * half);
+        }
+    }
+    __syncthreads();  // all have read the stage
+    fetch(turn + STAGES);
+  }
+}
 // Four neighbouring blocks, each with 32 columns: a block has the sums of two of the eight warps above for the columns
 // of all four, so that it reads a fourth of the rows. Each then adds the sums of its own columns in order.
-template <int GROUPS, int DEEP, bool WHOLE, class L> inline void smelt_few_shared(int lane, char *ring, i64 rows,
+template <int GROUPS, bool WHOLE, class L> inline void smelt_few_shared(int lane, char *ring, i64 rows,
     const L *a, i64 row, const ui16 *b, i64 line, i64 panel, i64 count, f32 *acc, i64 width, i64 columns) {
   enum { TILES = 2, WIDE = 16 * TILES, ALL = 4 * WIDE };
   const int rank = smelt_rank(), share = lane / 128, part_of = lane / 32 % 4, group = lane % 32 / 4, member = lane % 4;
   f32 sum[TILES][GROUPS][4] = {};
-  const ui16 *const weights = b + (part_of / 2 - rank / 2) * panel + (part_of % 2 - rank % 2) * 8 * WIDE + group * 8;
-  const int begin = 8 * rank + 4 * share + member;
-  smelt_few_sums<GROUPS, TILES, DEEP, WHOLE>(sum, rows, a, row, weights, line, count, begin, group);
+  const ui16 *const first = b - rank / 2 * panel - rank % 2 * 8 * WIDE;  // of all four
+  if constexpr (WHOLE) {
+    smelt_bulk_sums<GROUPS, TILES>(lane, ring, sum, rows, a, row, first, line, panel, count, rank);
+  } else {
+    const ui16 *const weights = first + part_of / 2 * panel + part_of % 2 * 8 * WIDE + group * 8;
+    const int begin = 8 * rank + 4 * share + member;
+    smelt_few_sums<GROUPS, TILES, 1, false>(sum, rows, a, row, weights, line, count, begin, group);
+  }
   f32 *const part = (f32 *)ring;
 #pragma unroll
   for (int t = 0; t < TILES; t++)
@@ -255,15 +340,15 @@ template <int GROUPS, int DEEP, bool WHOLE, class L> inline void smelt_few_share
     if (lane / WIDE + 8 * i < rows) acc[(lane / WIDE + 8 * i) * width + lane % WIDE] = total[i];
 }
 #endif
-template <int DEEP, class L> inline void smelt_few_cluster(int lane, char *ring, i64 rows, const L *a, i64 row,
+template <class L> inline void smelt_few_cluster(int lane, char *ring, i64 rows, const L *a, i64 row,
     const ui16 *b, i64 line, i64 panel, i64 count, f32 *acc, i64 width, i64 columns) {
 #ifdef SMELT_CLUSTERS
   const bool whole = count % 8 == 0 && ((ui64)a | (ui64)(row * (i64)sizeof(L))) % 16 == 0;
-#define SMELT_FEW(GROUPS, DEEP, WHOLE) \\
-  smelt_few_shared<GROUPS, DEEP, WHOLE>(lane, ring, rows, a, row, b, line, panel, count, acc, width, columns)
-  if (!whole) SMELT_FEW(4, 1, false);
-  else if (rows <= 16) SMELT_FEW(2, DEEP, true);
-  else SMELT_FEW(4, DEEP, true);
+#define SMELT_FEW(GROUPS, WHOLE) \\
+  smelt_few_shared<GROUPS, WHOLE>(lane, ring, rows, a, row, b, line, panel, count, acc, width, columns)
+  if (!whole) SMELT_FEW(4, false);
+  else if (rows <= 16) SMELT_FEW(2, true);
+  else SMELT_FEW(4, true);
 #undef SMELT_FEW
 #else
   smelt_few<2>(lane, ring, rows, a, row, b, line, count, acc, width, columns);
@@ -561,10 +646,9 @@ def tile_call(form: Form, columns: int, stages: int) -> str:
     return f"smelt_tile<{math.storage(form.left)}, {columns}, {stages}>"
 
 
-def cluster_call(form: Form, resident: int) -> str:
-    """The name of the function that a cluster of blocks calls, of which this number is on a multiprocessor."""
-    deep = 64 // form.left.bits // resident  # registers hold the operands of as many turns
-    return f"smelt_few_cluster<{deep}, {math.storage(form.left)}>"
+def cluster_call(form: Form) -> str:
+    """The name of the function that a cluster of blocks calls."""
+    return f"smelt_few_cluster<{math.storage(form.left)}>"
 
 
 def few_call(form: Form, columns: int) -> str:

@@ -4,6 +4,7 @@ prints it as source.
     Expr  := Var | Number | Amount | Affine | Quotient | Remainder | Load | Apply | Convert | Bitcast
     Stmt  := For | While | If | Let | Declare | Set | Store | Tile | Transpose | Fold | Mma | BlockMma | Fail
     Level := "serial" (may be parallelised) | "ordered" | "core" (parallel over cores) | "lane" (vectorised)
+             | "warp" (of a GPU: independent iterations on the warps of a block, else in order)
     Place := (buffer or tile, index)      Slice := (place, sizes, strides)
 
 Index arithmetic is `i64`, and affine wherever possible: a sum of expressions times sizes. A size is a number or a
@@ -24,7 +25,7 @@ from smelt.dtype import DType, f32, i1, i64
 from smelt.frozen import Frozen
 from smelt.kernel.loops.form import Form
 
-Level = Literal["serial", "ordered", "core", "lane"]
+Level = Literal["serial", "ordered", "core", "lane", "warp"]
 Space = Literal["device", "shared", "local"]  # on a CPU `local` is the stack of a core
 Vector = Literal["none", "any", "whole", "masked"]
 SHORT, LANES = 64, 32  # of a `Fold`

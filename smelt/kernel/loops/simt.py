@@ -129,6 +129,18 @@ def _parts(kernel: Kernel) -> Iterator[_Part]:
                 yield _Part(tuple(repeated), (), phase.loop)
 
 
+def flatten_map(kernel: Kernel) -> tuple[tuple[Stmt, ...], Var, Expr] | None:
+    """(body, variable, extent) of a kernel that is one loop of scalars, on a thread each; None where it is more."""
+    (phase,) = kernel.phases
+    written = {place.array for each in walk_statements(kernel.body) for place in places(each)}
+    if phase.loop is None or not all(_is_cheap(each, written) for each in phase.before):
+        return None
+    body, var, extent = _flatten(phase.loop) or (phase.loop.body, phase.loop.var, phase.loop.extent)
+    whole = (*phase.before, *body)
+    scalars = all(isinstance(each, Let | Declare | Set | If | Store) for each in walk_statements(whole))
+    return (whole, var, extent) if scalars else None
+
+
 def _in_one_block(loop: For) -> For | None:
     """A short loop on cores with scalars inside as one on the lanes of a block, which saves a launch."""
     flat = _flatten(loop)

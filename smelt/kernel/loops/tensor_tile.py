@@ -5,7 +5,6 @@ Builders choose one, `loops.simt` finds room for it, `emit.tile_mma` has the fun
 
 from __future__ import annotations
 
-from smelt.dim import Size
 from smelt.kernel.loops.form import (
     FEW_BF16,
     FEW_F32_BF16,
@@ -24,7 +23,7 @@ WIDTHS = (64, 128, 256)  # columns of a tile
 STAGES = 4  # of the ring of operands, where there is room
 WARPS = 8  # of a block
 CLUSTER, CLUSTER_WIDE = 4, 32  # blocks that multiply a few rows together, columns of each
-BUSY = 132  # blocks that keep a GPU busy, one on each multiprocessor
+CLUSTER_STAGES = 4  # of the ring of their operands
 ALIGN = 1024  # bytes of a stage
 PAD = 8  # elements after each row of sums: neighbouring rows begin in other banks
 
@@ -41,6 +40,8 @@ def ring_bytes(mma: Mma, room: int) -> int:
     if mma.form in TENSOR:
         each = stage_bytes(mma.form, tile_columns(mma))
         return min(STAGES, room // each) * each
+    if is_clustered(mma):  # 16 lines of weights and 64 steps of the rows, so that threads read different banks
+        return 128 + CLUSTER_STAGES * (16 * 1056 + 32 * (192 if mma.form.left.bits == 16 else 272))
     if mma.form is KEYS_BF16:
         depth = mma.a.strides[0]
         assert isinstance(depth, Number)
@@ -65,10 +66,8 @@ def is_clustered(mma: Mma) -> bool:
     return mma.form in FEW_TENSOR and len(mma.b.strides) == 3
 
 
-def resident_blocks(mma: Mma, blocks: Size | None) -> int:
+def resident_blocks(mma: Mma) -> int:
     """Blocks of a product of few rows on a multiprocessor, so that its registers hold what is being read."""
-    if is_clustered(mma):
-        return 1 if isinstance(blocks, int) and blocks <= BUSY else 2
     if few_rows(mma) <= 8:
         return 3 if few_columns(mma) == 16 else 4
     return 2

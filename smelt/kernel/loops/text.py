@@ -42,7 +42,7 @@ from smelt.kernel.loops.grammar import (
 )
 from smelt.kernel.plan.plan import Kernel
 
-_LEVELS = {"serial": "", "ordered": " in order", "core": " on cores", "lane": " on lanes"}
+_LEVELS = {"serial": "", "ordered": " in order", "core": " on cores", "lane": " on lanes", "warp": " on warps"}
 
 
 def kernel_text(kernel: Kernel) -> str:
