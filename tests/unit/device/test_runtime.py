@@ -24,6 +24,7 @@ import pytest
 
 import smelt
 from smelt.device import cpu
+from smelt.device.library import load_library
 from smelt.device.runtime import SOURCES, Bound, Program, Runtime, runtime
 from smelt.dtype import Array
 from smelt.errors import DeviceError, RunError, ShapeError, SizeError, SmeltError
@@ -415,6 +416,28 @@ def test_an_output_array_for_a_reused_argument_must_fit(seed: int) -> None:
     np.testing.assert_array_equal(copy, x)
     assert call((copy,), (y,))[0] is y
     np.testing.assert_array_equal(y, 2 * x)
+
+
+def test_bytes_of_a_call() -> None:
+    """By hand: no arena and no scratch, a result of N floats; a size that is not given counts as 1."""
+    assert [twice().call_bytes(sizes) for sizes in ({"N": 5}, {"N": 0}, {})] == [20, 0, 4]
+
+
+def test_a_donated_input_that_is_given_twice() -> None:
+    shapes = [Shape("f64", "N"), Shape("f64", "N")]
+    given = (library(), "sum", shapes, [Shape("f64")], ("N",), (bytes(8),))
+    call = Program(*given, explain=explain, names=["a", "b"], donated=(1,)).bind([])
+    x = np.ones(4)
+    for second in (x, x[:], x[::1]):
+        with pytest.raises(RunError, match="the input 'b' is donated and given twice"):
+            call((x, second))
+    assert call((x, x.copy()))[0] > 0
+
+
+def test_machine_code_that_cannot_be_loaded() -> None:
+    with pytest.raises(DeviceError, match="the machine code cannot be loaded") as caught:
+        load_library(b"no library", "test_machine_code_that_cannot_be_loaded")
+    assert caught.value.remedy == "compile the model again"
 
 
 def test_bound_arguments_and_outputs_stay_apart() -> None:

@@ -54,6 +54,8 @@ COLLECTIVES: list[Row] = [
      "use_global_device_ids needs a channel (all_gather_c5)"),
     ("stablehlo.all_gather", "2xf32", "7xf32", f"{PAIR}, {CHANNEL}, all_gather_dim = 0 : i64", "",
      "the gathered size is no multiple (all_gather_c6)"),
+    ("stablehlo.all_gather", "0xf32", "1xf32", f"{PAIR}, {CHANNEL}, all_gather_dim = 0 : i64", "",
+     "the gathered size is no multiple (all_gather_c6)"),
     ("stablehlo.all_reduce", "", "2xf32", PAIR, SUM, "there must be an operand (all_reduce_i1)"),
     ("stablehlo.all_reduce", "2xf32", "2xf32", GLOBAL, SUM, "use_global_device_ids needs a channel (all_reduce_c4)"),
     ("stablehlo.all_reduce", "2xf32", "2xf32", PAIR, HALF, "the computation must return one tensor (all_reduce_c5)"),
