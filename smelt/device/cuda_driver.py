@@ -236,7 +236,7 @@ class CudaDriver:
     def allocate(self, count: int) -> int:
         """Freed memory of the same size comes first, by address: calls that come again then have the addresses of
         earlier ones, and replay their graphs. All work is on one stream, so it is in order."""
-        size = -(-max(count, 1) // GRAIN) * GRAIN
+        size = -(-(count or 1) // GRAIN) * GRAIN
         with self._lock:
             spare = self._spare.get(size)
             if spare:

@@ -33,7 +33,7 @@ class Block:
 
     def __init__(self, driver: Driver, count: int, address: int | None = None) -> None:
         self.bytes = count
-        self.address = driver.allocate(max(count, 1)) if address is None else address
+        self.address = driver.allocate(count or 1) if address is None else address
         self._driver = driver
 
     def __del__(self) -> None:
@@ -77,13 +77,16 @@ class Guard:
 class GpuBuffer:
     """A buffer of `device.api.Device`s with their own memory: `bytes` of a block, from `offset` on."""
 
-    __slots__ = ("__weakref__", "_block", "_gone", "_offset", "client", "guard", "shape")
+    __slots__ = ("__weakref__", "_block", "_gone", "_offset", "at", "client", "guard", "shape")
 
     def __init__(self, client: Driver, shape: Shape, block: Block | None = None, offset: int = 0) -> None:
         self.client = client
         self.shape = shape
-        self._block: Block | None = Block(client, self.nbytes) if block is None else block
+        if block is None:
+            block = Block(client, self.nbytes)
+        self._block: Block | None = block
         self._offset = offset
+        self.at = block.address + offset  # -1: it has no memory any more
         self._gone = ""
         self.guard: Guard | None = None
 
@@ -110,7 +113,7 @@ class GpuBuffer:
 
     @property
     def address(self) -> int:
-        return self.block.address + self._offset
+        return self.at if self._block is not None else self.block.address
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -166,7 +169,7 @@ class GpuBuffer:
 
     def give_away(self, reason: str = "was donated") -> None:
         """Drop the memory: a result has it now, or it is free."""
-        self._block, self._gone = None, reason
+        self._block, self.at, self._gone = None, -1, reason
 
     def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
         """The memory itself, for torch, JAX or CuPy on this device. What computes it has ended."""

@@ -136,7 +136,7 @@ class Recorded:
     `whole`: the one graph that holds all of the call; None where the host has a part in it.
     """
 
-    __slots__ = ("__weakref__", "graphs", "marks", "memory", "whole")
+    __slots__ = ("__weakref__", "graphs", "is_used", "marks", "memory", "whole")
 
     def __init__(self, driver: Driver, run: Run) -> None:
         self.memory = Block(driver, run.launch_bytes())
@@ -149,6 +149,7 @@ class Recorded:
                 weakref.finalize(self, driver.forget, graph).atexit = False
         self.whole = self.graphs[0] if len(self.graphs) == 1 else None
         self.marks, run.marks = run.marks, []
+        self.is_used = True  # since the last time that graphs were too many
 
     def replay(self, run: Run) -> None:
         """The steps that are in no graph need this call's own `run`."""
@@ -173,6 +174,7 @@ class Prepared:
     bytes: int
     key: tuple[int, ...]
     notes: int  # bytes of checks that are judged later
+    fresh: tuple[tuple[Shape, int], ...] | None  # shapes and bytes, where every result has memory of its own
 
 
 class GpuBound:
@@ -213,15 +215,19 @@ class GpuBound:
         with program.lock:
             if self._account is not None:
                 self._account.check_call(known.bytes)
-            results = self._results(known, held, given, out)
+            if known.fresh is not None and out is None:
+                driver = program.driver
+                results: list[Any] = [GpuBuffer(driver, shape, Block(driver, count)) for shape, count in known.fresh]
+            else:
+                results = self._results(known, held, given, out)
             notes = GpuBuffer(program.driver, static_shape(ui8, (known.notes,))) if known.notes else None
-            key = (*known.key, *[each.address for each in given], *[each.address if each else 0 for each in results])
-            key = key if notes is None else (*key, notes.address)
+            key = (*known.key, *[each.at for each in given], *[each.at if each is not None else 0 for each in results])
+            key = key if notes is None else (*key, notes.at)
             recorded = self._graphs.get(key) if GRAPHS and stop is None else None
             if recorded is not None and recorded.whole is not None:
                 program.driver.replay(recorded.whole)
+                recorded.is_used = True
                 program.plan.marks = recorded.marks
-                self._graphs[key] = self._graphs.pop(key)  # the last one to go
                 done: Arrays = tuple(results)
             else:
                 run = self._new_run(known, given, results, stop)
@@ -232,7 +238,8 @@ class GpuBound:
                     self._give_away(inputs)  # what began may have overwritten them
                     raise
             end = program.driver.event() if run is not None and run.waits else None
-        self._give_away(inputs)
+        if self._donated:
+            self._give_away(inputs)
         if run is not None and run.waits:
             self._await(run, end)
         if notes is not None:
@@ -265,7 +272,7 @@ class GpuBound:
         """What is known of a call with buffers of these shapes; None where more must be checked."""
         driver = self._program.driver
         for each in inputs:
-            if type(each) is not GpuBuffer or each.client is not driver:
+            if type(each) is not GpuBuffer or each.client is not driver or each.at < 0:
                 return None
         if self._donated:
             blocks = {id(each.block) for each in inputs}
@@ -324,7 +331,9 @@ class GpuBound:
         inputs = tuple(each.shape for each in given)
         notes = program.plan.note_bytes(sized.numbers)
         taken = sized.arena + self._result_bytes(sized) + notes
-        made = Prepared(inputs, sized, results, tuple(table), taken, tuple(sized.symbols.values()), notes)
+        fresh = tuple((shape, count) for at, shape, count in results if at < 0 and shape is not None)
+        alone = fresh if len(fresh) == len(results) else None
+        made = Prepared(inputs, sized, results, tuple(table), taken, tuple(sized.symbols.values()), notes, alone)
         if len(self._by_sizes) >= MOST_PREPARED:
             self._prepared.clear()
             self._by_sizes.clear()
@@ -408,12 +417,16 @@ class GpuBound:
             self._seen[key] = None
             run.start()
         else:
-            known = self._graphs.pop(key, None) or Recorded(self._program.driver, run)
+            known = self._graphs.get(key) or Recorded(self._program.driver, run)
             known.replay(run)
-            self._graphs[key] = known
-        for held in (self._seen, self._graphs):
-            if len(held) > MOST_GRAPHS:
-                del held[next(iter(held))]
+            known.is_used, self._graphs[key] = True, known
+        if len(self._seen) > MOST_GRAPHS:
+            del self._seen[next(iter(self._seen))]
+        while len(self._graphs) > MOST_GRAPHS:
+            oldest = next(iter(self._graphs))
+            recorded = self._graphs.pop(oldest)
+            if recorded.is_used:  # it stays for another round
+                recorded.is_used, self._graphs[oldest] = False, recorded
 
     def _drop_graphs(self) -> None:
         """Graphs hold the addresses of the arena."""
