@@ -20,7 +20,7 @@ import numpy as np
 import smelt
 from smelt import Tensor, nn, train
 from smelt.llm import checkpoint
-from smelt.llm.decoder import Decoder, turn
+from smelt.llm.decoder import Decoder, apply_rope
 from smelt.read import safetensors
 from smelt.tensor.model import build
 
@@ -61,7 +61,7 @@ def forward(model: Decoder, adapters: Adapters, tokens: Tensor) -> Tensor:
             q, k = layer.q_norm(q), layer.k_norm(k)
         rope = layer._layer.rope
         if rope is not None:
-            q, k = turn(q, rope, places), turn(k, rope, places)
+            q, k = apply_rope(q, rope, places), apply_rope(k, rope, places)
         y = nn.attention(q, k.rename(s="t"), v.rename(s="t"), causal=True, scale=config.scale, softcap=config.softcap)
         y = layer.o(y.merge("h k", "e"))
         x = x + (y if block.after_attn is None else block.after_attn(y))

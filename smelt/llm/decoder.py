@@ -96,8 +96,8 @@ class Slots:
 AnyPlaces = Places | OnePlace | Slots
 
 
-def turn(x: Tensor, rope: Rope, positions: Tensor, long: Tensor | None) -> Tensor:
-    """Apply RoPE: rotate heads by their positions; elements after the rotated part stay."""
+def apply_rope(x: Tensor, rope: Rope, positions: Tensor, long: Tensor | None = None) -> Tensor:
+    """Rotate heads by their positions; elements after the rotated part stay."""
     base = nn.RoPE(k=rope.part, interleaved=rope.interleaved)
     angles = _angles(rope.frequencies, positions)
     if long is not None and rope.long is not None:
@@ -105,9 +105,9 @@ def turn(x: Tensor, rope: Rope, positions: Tensor, long: Tensor | None) -> Tenso
     cosines, sines = angles.cos() * rope.scale, angles.sin() * rope.scale
     signed = outer("*", sines, leaf(np.array([-1, 1], np.float32), names=("k_pair",)))
     if rope.part == x.size("k"):
-        return base(x, turn=(cosines, signed))
+        return base(x, rotation=(cosines, signed))
     first, rest = x.slice(k=slice(None, rope.part)), x.slice(k=slice(rope.part, None))
-    return concatenate([base(first, turn=(cosines, signed)), rest], "k")
+    return concatenate([base(first, rotation=(cosines, signed)), rest], "k")
 
 
 def _angles(frequencies: Sequence[float], positions: Tensor) -> Tensor:
@@ -157,7 +157,7 @@ class Attention(Model):
         position = _take_rows(places.position, rows)
         if layer.rope is not None:
             long = None if places.long is None else _take_rows(places.long, rows)
-            q, k = turn(q, layer.rope, position, long), turn(k, layer.rope, places.position, places.long)
+            q, k = apply_rope(q, layer.rope, position, long), apply_rope(k, layer.rope, places.position, places.long)
         new = cast(k, config.cache), cast(v, config.cache)
         if isinstance(places, Slots):
             keys, values = (write_slots(old, each, places.position) for old, each in zip(cache, new, strict=True))

@@ -129,19 +129,19 @@ class RoPE(Model):
         self._factors = None if factors is None else tuple(float(factor) for factor in factors)
 
     @with_recovery
-    def __call__(self, x: Tensor, positions: Tensor | None = None, turn: Rotation | None = None) -> Tensor:
-        """x rotated. `positions` are [s] or [b, s], 0, 1, … by default. `turn` is a result of `.turn`, to share."""
+    def __call__(self, x: Tensor, positions: Tensor | None = None, rotation: Rotation | None = None) -> Tensor:
+        """x rotated. `positions` are [s] or [b, s], 0, 1, … by default. `rotation`: what `.rotation` gave, to share it."""
         size = x.size(self._axis)
         if isinstance(self._size, int) and isinstance(size, int) and size != self._size:
             refuse(f'RoPE: "{self._axis}" has the size {size}, not {self._size}', operand("operand", x))
-        turn = self.turn(x, positions) if turn is None else turn
+        rotation = self.rotation(x, positions) if rotation is None else rotation
         if self.part is not None:
             first = x.slice(**{self._axis: slice(None, self.part)})
             rest = x.slice(**{self._axis: slice(self.part, None)})
-            return concatenate([self._rotate(first, turn), rest], self._axis)
-        return self._rotate(x, turn)
+            return concatenate([self._rotate(first, rotation), rest], self._axis)
+        return self._rotate(x, rotation)
 
-    def turn(self, x: Tensor, positions: Tensor | None = None) -> Rotation:
+    def rotation(self, x: Tensor, positions: Tensor | None = None) -> Rotation:
         """The cosines and signed sines for x and all tensors with the same positions and depth."""
         place = arange(x.size(self.over), self.over) if positions is None else positions
         angles = el.outer("*", el.cast(place, f32), self._frequencies(x))
@@ -152,13 +152,13 @@ class RoPE(Model):
     def _pair(self) -> str:
         return f"{self._axis}_pair"
 
-    def _rotate(self, x: Tensor, turn: Rotation) -> Tensor:
+    def _rotate(self, x: Tensor, rotation: Rotation) -> Tensor:
         """(a, b) → (a cos - b sin, b cos + a sin): with the pair reversed, one sum of two products."""
         axis, pair = self._axis, self._pair
         order = {axis: None, pair: 2} if self.interleaved else {pair: 2, axis: None}
         parts = in_f32(x).split(axis, **order)
-        turned = parts * turn[0] + parts.flip(pair) * turn[1]
-        return el.cast(turned.merge(tuple(order), axis), x.dtype)
+        rotated = parts * rotation[0] + parts.flip(pair) * rotation[1]
+        return el.cast(rotated.merge(tuple(order), axis), x.dtype)
 
     def _frequencies(self, x: Tensor) -> Tensor:
         size = x.size(self._axis) if self.part is None else self.part
@@ -251,8 +251,8 @@ class MultiHeadAttention(Model):
         q = self.q_proj(x).split("e", h=self.heads, k=None)
         k, v = self.project(x if context is None else context)
         if self.rope is not None and context is None:
-            turn = self.rope.turn(q, positions)
-            q, k = self.rope(q, turn=turn), self.rope(k, turn=turn)
+            rotation = self.rope.rotation(q, positions)
+            q, k = self.rope(q, rotation=rotation), self.rope(k, rotation=rotation)
         k, v = (each.rename(**{self.over: "t"}) if self.over in (each.axes or ()) else each for each in (k, v))
         if cache is not None:
             cache = k, v = cache[0].update(k, t=at), cache[1].update(v, t=at)
