@@ -130,7 +130,7 @@ class RoPE(Model):
 
     @with_recovery
     def __call__(self, x: Tensor, positions: Tensor | None = None, rotation: Rotation | None = None) -> Tensor:
-        """x rotated. `positions` are [s] or [b, s], 0, 1, … by default. `rotation`: what `.rotation` gave, to share it."""
+        """x rotated. `positions` are [s] or [b, s], 0, 1, … by default. `rotation`: what `.rotation` gave."""
         size = x.size(self._axis)
         if isinstance(self._size, int) and isinstance(size, int) and size != self._size:
             refuse(f'RoPE: "{self._axis}" has the size {size}, not {self._size}', operand("operand", x))
