@@ -61,6 +61,7 @@ class Version:
     batching: str = ""  # why requests do not share calls
     seconds: float = 0.0  # to load
     bytes: int = 0  # of memory, while it is loaded
+    file_bytes: int = 0  # what its files say about that
     used: float = 0.0  # when it was last asked for, on `monotonic`
     on_demand: bool = False  # not loaded, to save memory; the next request loads it
     keep_alive: float | None = None  # seconds after its last use for which it stays loaded; None: for ever
@@ -133,8 +134,8 @@ class Version:
     def sample(self) -> Sample:
         waiting, running = (self.queue.waiting, self.queue.running) if self.queue else (0, self.active)
         worker = self.worker
-        held = held_bytes(self.loaded) if worker is None else worker.loaded.memory
         pss = None if worker is None else worker.pss
+        held = 0 if self.loaded is None else max(held_bytes(self.loaded), self.file_bytes) if pss is None else pss
         restarts = getattr(self.queue or self.loaded, "restarts", 0)
         ready = self.state == READY
         return Sample(self.name, self.version, self.stats, self.language, waiting, running, held, ready, pss, restarts)
@@ -514,6 +515,7 @@ async def _open_pipeline(version: Version, demand: Callable[[str], Awaitable[Ver
 
 
 def _open(version: Version, zygote: Zygote) -> None:
+    version.file_bytes = version.estimate()
     _open_model(version, zygote)
     try:
         if version.config.state and version.language:

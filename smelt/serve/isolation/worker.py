@@ -34,7 +34,7 @@ from smelt.serve.isolation.channel import HELLO, Call, Cancelled, Channel, Close
 from smelt.serve.isolation.compiler import ask_compiler
 from smelt.serve.isolation.packets import Packets
 from smelt.serve.isolation.text_worker import TextWorker, make_loop, record_error
-from smelt.serve.opening import held_bytes, is_language, open_model, open_texts, warm_up
+from smelt.serve.opening import is_language, open_model, open_texts, warm_up
 from smelt.serve.queue import INLINE
 from smelt.serve.text_model import About, LocalTexts
 from smelt.stop import Cancel
@@ -63,7 +63,6 @@ class Loaded(msgspec.Struct):
     signature: Any = None  # `bundle.record`
     provenance: dict[str, str] = {}
     metadata: dict[str, str] = {}
-    memory: int = 0
 
 
 def run(given: Any, sockets: list[socket.socket]) -> None:
@@ -109,10 +108,7 @@ def _describe(model: LoadedModel | LocalTexts, layers: list[str], seconds: float
     if isinstance(model, LocalTexts):
         return Loaded(layers, seconds, model.about)
     ports = Signature(model.signature.inputs, model.signature.outputs, model.optional)
-    return Loaded(
-        layers, seconds, None, model.engine, signature_record(ports), model.provenance, dict(model.metadata),
-        held_bytes(model),
-    )  # fmt: skip
+    return Loaded(layers, seconds, None, model.engine, signature_record(ports), model.provenance, dict(model.metadata))
 
 
 class _Worker:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -115,4 +116,7 @@ def test_the_memory_of_a_worker_is_that_of_its_process() -> None:
         assert held(found) > 1 << 20
         metrics = found.get("/metrics").body.decode()
         assert 'smelt_worker_memory_bytes{model="digits",version="1"} ' in metrics
+        memory = re.search(r'smelt_model_memory_bytes\{model="digits",version="1"\} (\d+)', metrics)
+        assert memory is not None
+        assert int(memory[1]) > 1 << 20, "that of its worker"
         assert 'smelt_worker_restarts{model="digits",version="1"} 0' in metrics
