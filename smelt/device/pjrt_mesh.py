@@ -128,6 +128,13 @@ class MeshClient:
             self._used += change
             self._peak = max(self._peak, self._used)
 
+    def free_memory(self) -> int | None:
+        """Bytes that are free on all devices together, counting the fullest for each; None where they do not tell."""
+        found = [device.memory_stats() or {} for device in self._devices] if self.platform != "cpu" else [{}]
+        if not all("bytes_limit" in each for each in found):
+            return None
+        return len(found) * int(min(each["bytes_limit"] - each["bytes_in_use"] for each in found))
+
     def stats(self) -> dict[str, float]:
         """Bytes of buffers in total and per device, running calls, and the busy fraction.
 
@@ -174,6 +181,12 @@ class MeshBuffer:
     def wait(self) -> MeshBuffer:
         with pjrt.jaxlib_calls("a run", RunError):
             self.raw.block_until_ready()
+        return self
+
+    def copy_to_host(self) -> MeshBuffer:
+        """Begin to copy the contents to the host, for those who read them later."""
+        with pjrt.jaxlib_calls("a copy to the host", RunError):
+            self.raw.copy_to_host_async()
         return self
 
     def __await__(self) -> Generator[Any, Any, MeshBuffer]:

@@ -25,7 +25,7 @@ from smelt.dtype import Quantized
 from smelt.engine import pjrt_file
 from smelt.engine.pjrt_buckets import Buckets, Cut, check_buckets, padded_to, round_up
 from smelt.engine.pjrt_program import Compilation, DeviceClient, Prepare, SizedProgram
-from smelt.engine.signature import signature_of
+from smelt.engine.signature import list_donated, signature_of
 from smelt.engine_api import Closing, Cost, KernelUse, Memory, Port, Signature
 from smelt.errors import RunError, SmeltError, UnsupportedError
 from smelt.ir.core import Func, Program, walk
@@ -86,7 +86,7 @@ class PjrtEngine:
         """
         signature = signature_of(program.main)
         main, prepare = _parts(self._without_lapack(_without_quantised(_on_one_device(program))))
-        donated = _list_donated(signature, tuple(donate))
+        donated = list_donated(signature, tuple(donate))
         padded = check_buckets(main, buckets or {})
         offset = len(main.main.args) - len(signature.inputs)
         client = self.client
@@ -176,19 +176,6 @@ def _parts(program: Program) -> tuple[Program, Program | None]:
 
 def _named_main(func: Func) -> Func:
     return Func("main", func.body, "public", func.arg_attrs, func.result_attrs, location=func.location)
-
-
-def _list_donated(signature: Signature, names: tuple[str, ...]) -> frozenset[int]:
-    known = [port.name for port in signature.inputs]
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise RunError(
-            "only inputs can be donated",
-            expected=", ".join(known),
-            got=", ".join(unknown),
-            remedy="donate= with names of inputs",
-        )
-    return frozenset(known.index(name) for name in names)
 
 
 # ---- executables ----

@@ -7,6 +7,7 @@ are loaded shard by shard. `smelt.platform(mesh=…)` makes it.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
@@ -16,7 +17,7 @@ from smelt.buffer import Buffer, HostBuffer, check_array
 from smelt.device import pjrt
 from smelt.device.pjrt_mesh import MeshBuffer, MeshClient, MeshProgram
 from smelt.dim import solve
-from smelt.engine.signature import signature_of
+from smelt.engine.signature import list_donated, signature_of
 from smelt.engine_api import Closing, KernelUse, Signature
 from smelt.errors import DeviceError, RunError, ShapeError, SizeError, UnsupportedError
 from smelt.ir.attributes import DialectAttr
@@ -57,8 +58,8 @@ class MeshEngine:
             return self._client
 
     def compile(self, program: Program, *, donate: Iterable[str] = ()) -> MeshExecutable:
-        """Compile a program. `donate` is ignored: XLA does not alias the arguments of a partitioned program."""
-        return MeshExecutable(self.client, program)
+        """Compile a program. `donate`: inputs whose shards a call may overwrite."""
+        return MeshExecutable(self.client, program, list_donated(signature_of(program.main), tuple(donate)))
 
     def put(self, buffer: HostBuffer) -> Buffer:
         """A sharded buffer. The sharding is given by the names of its axes."""
@@ -79,6 +80,10 @@ class MeshEngine:
     def stats(self) -> dict[str, float]:
         return self.client.stats()
 
+    def free_memory(self) -> int | None:
+        """Bytes that are free on all devices together, where they tell: as many on each as on the fullest."""
+        return self.client.free_memory()
+
 
 def partition_of(attrs: Attrs, rank: int) -> Partition:
     """The partition of an argument or result from its attribute; replicated if there is none."""
@@ -98,6 +103,7 @@ class MeshExecutable(Closing):
         self,
         client: MeshClient,
         program: Program,
+        donated: frozenset[int] = frozenset(),
         programs: dict[tuple[tuple[int, ...], ...], MeshProgram] | None = None,
         bound: Sequence[MeshBuffer] | None = None,
         owned: Sequence[MeshBuffer] = (),
@@ -105,6 +111,8 @@ class MeshExecutable(Closing):
         main = program.main
         self.client, self.program = client, program
         self.signature: Signature = signature_of(main)
+        self.donated = donated  # among the inputs
+        self._inputs = [place for place, attrs in enumerate(main.arg_attrs) if WEIGHT not in attrs]
         self._partitions = [
             partition_of(each, arg.shape.rank) for arg, each in zip(main.args, main.arg_attrs, strict=True)
         ]
@@ -128,7 +136,7 @@ class MeshExecutable(Closing):
         bound = []
         for place, port in zip(places, self.signature.weights, strict=True):
             bound.append(self._place(weights[port.name], port.shape, place, f"the weight {port.name!r}", owned))
-        return MeshExecutable(self.client, self.program, self._programs, bound, owned)
+        return MeshExecutable(self.client, self.program, self.donated, self._programs, bound, owned)
 
     def _place(self, given: Any, shape: Shape, place: int, what: str, owned: list[MeshBuffer]) -> MeshBuffer:
         partition = self._partitions[place]
@@ -162,7 +170,16 @@ class MeshExecutable(Closing):
             else:
                 given, port = next(rest)
                 arguments.append(self._place(given, port.shape, place, f"the input {port.name!r}", []))
-        return self._load(tuple(each.shape.numbers() for each in arguments))(arguments)
+        times = Counter(map(id, arguments)) if self.donated else Counter[int]()
+        for i in self.donated:
+            if times[id(arguments[self._inputs[i]])] > 1:
+                raise RunError(f"the input {ports[i].name!r} is donated and given twice", remedy=".copy() one of them")
+        results = self._load(tuple(each.shape.numbers() for each in arguments))(arguments)
+        for i in self.donated:
+            for each in (inputs[i], arguments[self._inputs[i]]):  # the same, unless it was sharded differently
+                if isinstance(each, MeshBuffer):
+                    each.give_away(f"was donated as the input {ports[i].name!r}")
+        return results
 
     def _load(self, key: tuple[tuple[int, ...], ...]) -> MeshProgram:
         found = self._programs.get(key)
@@ -185,7 +202,8 @@ class MeshExecutable(Closing):
         ]
         for shape, partition in results:
             self.client.mesh.pieces(partition, shape.numbers(), "a result")
-        attrs = tuple(_attribute(partition) for partition in self._partitions)
+        donated = {self._inputs[i] for i in self.donated}
+        attrs = tuple(_attribute(partition, i in donated) for i, partition in enumerate(self._partitions))
         entry = Func("main", fixed.main.body, "public", attrs, tuple(_attribute(each) for _, each in results))
         mesh = Op("sdy.mesh", (), (), {"sym_name": "mesh", "mesh": DialectAttr("sdy", "mesh", self.client.mesh.text)})
         others = [func for func in fixed.funcs.values() if func is not fixed.main]
@@ -210,5 +228,6 @@ class MeshExecutable(Closing):
             raise RunError("the executable is closed", remedy="compile or load the model again")
 
 
-def _attribute(partition: Partition) -> Attrs:
-    return MappingProxyType({SHARDING: DialectAttr("sdy", "sharding", sharding_text(partition))})
+def _attribute(partition: Partition, is_donated: bool = False) -> Attrs:
+    sharding = {SHARDING: DialectAttr("sdy", "sharding", sharding_text(partition))}
+    return MappingProxyType({**sharding, "jax.buffer_donor": True} if is_donated else sharding)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from smelt.engine_api import Port, Signature
-from smelt.errors import UnsupportedError
+from smelt.errors import RunError, UnsupportedError
 from smelt.ir.attributes import Int
 from smelt.ir.core import Func, Value
 from smelt.passes.split_prepare import NAME, WEIGHT
@@ -23,6 +23,20 @@ def signature_of(main: Func) -> Signature:
         labels = tuple(str(label) for label in attrs.get("smelt.labels", ()))
         outputs.append(Port(str(attrs.get(NAME) or f"result{i}"), _tensor(main, value), labels, keys))
     return Signature(tuple(inputs), tuple(outputs), tuple(weights))
+
+
+def list_donated(signature: Signature, names: tuple[str, ...]) -> frozenset[int]:
+    """The numbers of the inputs with these names, which a call may overwrite."""
+    known = [port.name for port in signature.inputs]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise RunError(
+            "only inputs can be donated",
+            expected=", ".join(known),
+            got=", ".join(unknown),
+            remedy="donate= with names of inputs",
+        )
+    return frozenset(known.index(name) for name in names)
 
 
 def _tensor(main: Func, value: Value) -> Shape:

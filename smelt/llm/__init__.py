@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from smelt.llm.request import Answer as Answer
     from smelt.llm.request import Piece as Piece
     from smelt.llm.sample import Sampling as Sampling
+    from smelt.mesh import Mesh
 
 __all__ = ["Answer", "CrossEncoder", "EmbeddingModel", "LanguageModel", "Piece", "Sampling", "load"]
 
@@ -43,6 +44,8 @@ def load(
     cache: str | None = None,
     memory_limit: int | str | None = None,
     sequences: int | None = None,
+    devices: int | None = None,
+    mesh: Mesh | None = None,
 ) -> LanguageModel:
     """A language model from a Hugging Face folder, a GGUF file or a bundle, ready to answer.
 
@@ -55,9 +58,11 @@ def load(
     Weights, steps and cache stay within `memory_limit`; a model that cannot is refused before anything is loaded. Up to
     `sequences` (64) requests are computed at once. The folder of an encoder gives an `EmbeddingModel`, which has
     `embed`, or a `CrossEncoder`, which has `score`. A bundle has its precision and its type of keys and values already.
+    With `devices` the model is split over that many devices through pjrt (tensor parallelism); a `mesh` says itself
+    which axes are split (docs/llm.md).
     """
-    given = {"device": device, "engine": engine, "context": context, "precision": precision}
-    given |= {"cache": cache, "memory_limit": memory_limit, "sequences": sequences}
+    given: dict[str, Any] = {"device": device, "engine": engine, "context": context, "precision": precision}
+    given |= {"cache": cache, "memory_limit": memory_limit, "sequences": sequences, "devices": devices, "mesh": mesh}
     options = {name: value for name, value in given.items() if value not in (None, "auto")}
     path = resolve(path)
     kind = "bundle" if str(path).lower().endswith(".smelt") else "checkpoint_model"

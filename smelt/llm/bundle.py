@@ -26,6 +26,7 @@ from smelt.llm.pooling import Pooling, pooling_of
 from smelt.llm.stored import ENCODER, FORMAT, LANGUAGE, MALFORMED, TOKENIZER, shapes_of
 from smelt.llm.tokenizer import Tokenizer, from_text
 from smelt.llm.typed_record import from_record
+from smelt.mesh import Mesh
 from smelt.run import load as bundles
 from smelt.run.executable import NativeExecutable
 from smelt.run.loaded import LoadedModel
@@ -85,8 +86,14 @@ def load(
     sequences: int = SEQUENCES,
     verify: bool | None = None,
     keys: Sequence[str] | None = None,
+    devices: int | None = None,
+    mesh: Mesh | None = None,
 ) -> LanguageModel:
     """A language model from a bundle; `verify` and `keys` as in `smelt.run.load`."""
+    if devices is not None or mesh is not None:
+        raise UnsupportedError(
+            f"{path}: a bundle runs on the processor", remedy="load the folder or the GGUF file with devices= or mesh="
+        )
     if precision is not None or cache is not None:
         raise UnsupportedError(f"{path} is compiled already", got=precision or cache, remedy="no precision= and cache=")
     options = {"device": device, "engine": engine, "memory_limit": memory_limit, "verify": verify, "keys": keys}

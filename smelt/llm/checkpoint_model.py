@@ -9,6 +9,7 @@ from typing import cast
 from smelt.buffer import parse_bytes
 from smelt.callable_package import call_later
 from smelt.device.registry import find_device
+from smelt.errors import RunError, UnsupportedError
 from smelt.ir.blocks import Block, check_precision
 from smelt.llm import checkpoint as files
 from smelt.llm import step_cache
@@ -20,6 +21,8 @@ from smelt.llm.engine import SEQUENCES, Engine
 from smelt.llm.language_model import LanguageModel
 from smelt.llm.memory import check_memory, check_sequences, choose_context, plan_pages
 from smelt.llm.native_step import NativeStep, bind_step
+from smelt.llm.parallel import make_mesh
+from smelt.mesh import Mesh
 
 # What compiles is imported when it is called: a step may be in the cache.
 find_platform = call_later("smelt.engine", "platform")
@@ -37,15 +40,29 @@ def load(
     cache: str | None = None,
     memory_limit: int | str | None = None,
     sequences: int = SEQUENCES,
+    mesh: Mesh | None = None,
+    devices: int | None = None,
 ) -> LanguageModel:
     """`smelt.llm.load` for everything but bundles."""
+    _check_mesh(mesh, devices)
     if (said := files.encoder_config(path)) is not None:
+        if mesh is not None or devices is not None:
+            raise UnsupportedError("an encoder runs on one device", remedy="load it without mesh= and devices=")
         check_precision(precision or "f32")
         return cast(LanguageModel, load_encoder(Path(path), said, device, engine, context))
-    precision = check_precision(precision or _choose_precision(device, engine))
+    found = files.open(path, context)
+    mesh = mesh if devices is None else make_mesh(found.config, devices)
+    precision = check_precision(precision or _choose_precision(device, engine, mesh))
     check_sequences(sequences)
     limit = None if memory_limit is None else parse_bytes(memory_limit, "memory_limit")
-    return load_checkpoint(files.open(path, context), device, engine, context, precision, cache, limit, sequences)
+    return load_checkpoint(found, device, engine, context, precision, cache, limit, sequences, mesh)
+
+
+def _check_mesh(mesh: Mesh | None, devices: int | None) -> None:
+    if mesh is not None and devices is not None:
+        raise RunError("mesh and devices both say where a model runs", expected="one of them", remedy="leave one out")
+    if mesh is not None and not isinstance(mesh, Mesh):
+        raise RunError("the mesh of a model", expected="a smelt.Mesh", got=type(mesh).__name__)
 
 
 def load_checkpoint(
@@ -57,6 +74,7 @@ def load_checkpoint(
     cache: str | None = None,
     limit: int | None = None,
     sequences: int = SEQUENCES,
+    mesh: Mesh | None = None,
 ) -> LanguageModel:
     """A checkpoint that is open → its model."""
     found = found.with_cache(cache or cache_type(found, precision))
@@ -64,7 +82,7 @@ def load_checkpoint(
     weights = _weight_bytes(found, precision)
     if limit is not None:
         check_memory(found.path.name, found.config, wanted, weights, 0, limit)
-    step = _make_step(found, device, engine, precision)
+    step = _make_step(found, device, engine, precision, mesh)
     work = 0 if limit is None else step.memory(CHUNK, sequences, sequences, -(-wanted // PAGE))
     free = step.free_memory
     pages = plan_pages(found.path.name, found.config, wanted, weights, work, limit, free)
@@ -79,23 +97,23 @@ def _is_native(device: str, engine: str) -> bool:
     return device in ("auto", "cpu") and engine in ("auto", "native") and find_device().missing() is None
 
 
-def _choose_precision(device: str, engine: str) -> str:
+def _choose_precision(device: str, engine: str, mesh: Mesh | None) -> str:
     """The default for GEMMs of block-quantised weights: the native engine has kernels for the blocks themselves."""
-    if _is_native(device, engine):
+    if mesh is None and _is_native(device, engine):
         return "q8"
-    platform = find_platform(device, engine)
+    platform = find_platform(device, engine, mesh=mesh)
     if platform.engine.name == "native":
         return "q8"
     return "f32" if platform.device.partition(":")[0] == "cpu" else "bf16"
 
 
-def _make_step(checkpoint: Checkpoint, device: str, engine: str, precision: str) -> Stepping:
+def _make_step(checkpoint: Checkpoint, device: str, engine: str, precision: str, mesh: Mesh | None) -> Stepping:
     """The step with its weights: from the cache of compiled programs, else compiled now."""
-    if _is_native(device, engine) and (key := step_cache.key_of(checkpoint, precision)) is not None:
+    if mesh is None and _is_native(device, engine) and (key := step_cache.key_of(checkpoint, precision)) is not None:
         found = step_cache.find(key, partial(store_step, checkpoint, precision))
         if found is not None:
             return bind_step(found, checkpoint, precision, "native on cpu")
-    made: Stepping = make_step(checkpoint, device, engine, precision)
+    made: Stepping = make_step(checkpoint, device, engine, precision, mesh)
     return made
 
 

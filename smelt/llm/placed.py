@@ -7,22 +7,27 @@ a few rows read [in, out] faster than [out, in], as files have it, and one large
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from smelt.buffer import HostBuffer
 from smelt.dtype import Array, DType, bf16, f32
+from smelt.engine.pjrt_mesh import MeshEngine
 from smelt.engine.protocol import Platform
 from smelt.errors import RunError
 from smelt.ir.blocks import Block
 from smelt.ir.core import Program
 from smelt.llm.checkpoint import Checkpoint
+from smelt.llm.decoder import Decoder
 from smelt.llm.layers import Formats, Transposed
+from smelt.mesh import Mesh
 from smelt.shape import Shape
 from smelt.tensor.composite import unblock
 from smelt.tensor.core import Tensor
 from smelt.tensor.jit.compile import compile
+from smelt.tensor.model import Parameter, parameters_of
 from smelt.tensor.ops.elementwise import cast
-from smelt.tensor.ops.move import concatenate, permute
+from smelt.tensor.ops.move import concatenate, named, permute
 from smelt.weights import Stored, Weights
 
 TABLES = ("embed.weight", "positions.weight")  # rows are looked up
@@ -43,17 +48,33 @@ class Placed:
 
 
 def place_weights(checkpoint: Checkpoint, platform: Platform[Program], precision: str) -> Placed:
-    """Copy all weights to the device and convert them there, one after the other."""
-    given: dict[str, Any] = dict(checkpoint.weights.to_device(platform))
-    checkpoint.weights.release()
+    """Copy all weights to the device and convert them there, one after the other. On a mesh each is split as the axes
+    of the decoder's parameter say, and matrices are not merged: devices would have parts of one of them only."""
+    weights, mesh = checkpoint.weights, platform.engine.mesh if isinstance(platform.engine, MeshEngine) else None
+    merged = merge_names(weights) if mesh is None else {name: (name,) for name in weights}
+    conversions = {
+        name: _choose_conversion(
+            name,
+            [weights.find(each).shape for each in sources],
+            [checkpoint.formats[each] for each in sources],
+            precision,
+        )
+        for name, sources in merged.items()
+    }
+    formats: dict[str, Block | DType | Transposed] = {
+        name: Transposed(each.element) if each.is_turned else each.element for name, each in conversions.items()
+    }
+    if mesh is not None:
+        declared = parameters_of(Decoder, config=checkpoint.config, formats=formats)
+        conversions = {
+            name: replace(each, axes=_split_axes(declared[name], mesh)) for name, each in conversions.items()
+        }
+    given: dict[str, Any] = dict(weights.to_device(platform)) if mesh is None else {}
     buffers: dict[str, Any] = {}
-    formats: dict[str, Block | DType | Transposed] = {}
     programs: dict[Conversion, Any] = {}
-    for name, sources in merge_names(given).items():
-        forms = [checkpoint.formats[source] for source in sources]
-        parts = [given[source] for source in sources]
-        conversion = _choose_conversion(name, [part.shape for part in parts], forms, precision)
-        formats[name] = Transposed(conversion.element) if conversion.is_turned else conversion.element
+    for name, sources in merged.items():
+        conversion = conversions[name]
+        parts = [given[each] for each in sources] if mesh is None else list(_copy(weights, sources, platform))
         if conversion.is_identity:
             (buffers[name],) = parts
             continue
@@ -63,10 +84,22 @@ def place_weights(checkpoint: Checkpoint, platform: Platform[Program], precision
         buffers[name].wait()  # so that few are in memory twice
         for part in parts:
             part.delete()
+    weights.release()
     for program in programs.values():
         program.close()
     shapes = Weights({name: Stored(_plain(buffer.shape), _no_content) for name, buffer in buffers.items()})
     return Placed(buffers, shapes, formats)
+
+
+def _copy(weights: Weights, names: Sequence[str], platform: Platform[Program]) -> Iterable[Any]:
+    """Weights on the devices of a mesh, whole on each."""
+    return (platform.put(HostBuffer.of(weights[name].numpy())) for name in names)
+
+
+def _split_axes(declared: Parameter, mesh: Mesh) -> tuple[str, ...]:
+    """The axes of a parameter, where some of them is split."""
+    names = declared.shape.names or ()
+    return names if any(mesh.partition(names)) else ()
 
 
 def merge_names(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
@@ -96,17 +129,19 @@ class Conversion:
     blocks: tuple[str | None, ...]  # the format of each that has one
     element: DType
     is_turned: bool
+    axes: tuple[str, ...] = ()  # of the result, where it is split over a mesh
 
     @property
     def is_identity(self) -> bool:
-        return not self.is_turned and [shape.dtype for shape in self.shapes] == [self.element]
+        return not self.is_turned and not self.axes and [shape.dtype for shape in self.shapes] == [self.element]
 
     def __call__(self, parts: list[Tensor]) -> Tensor:
         dense = [
             each if block is None else unblock(each, block) for each, block in zip(parts, self.blocks, strict=True)
         ]
         whole = concatenate([cast(each, self.element) for each in dense], 0)
-        return permute(whole, (1, 0)) if self.is_turned else whole
+        whole = permute(whole, (1, 0)) if self.is_turned else whole
+        return named(whole, *self.axes) if self.axes else whole
 
 
 def _choose_conversion(name: str, shapes: Sequence[Shape], forms: Sequence[Any], precision: str) -> Conversion:

@@ -23,6 +23,7 @@ from smelt.engine import platform as platform_of
 from smelt.engine.compile import Build, compile_program, mark_donated
 from smelt.engine.native import NativeEngine
 from smelt.engine.pjrt import PjrtEngine
+from smelt.engine.pjrt_mesh import MeshEngine
 from smelt.engine.protocol import Placing, Platform
 from smelt.engine.store import store_build, store_program
 from smelt.ir.core import Program
@@ -33,6 +34,7 @@ from smelt.llm.config import PAGE, Config
 from smelt.llm.decoder import Decoder, Picked
 from smelt.llm.native_step import NativeStep, bind_step
 from smelt.llm.paged import pool_texts
+from smelt.mesh import Mesh
 from smelt.run.executable import NativeExecutable
 from smelt.tensor.instantiate import instantiate
 from smelt.tensor.jit.compile import compile
@@ -43,9 +45,9 @@ GATHERED = {"cpu": 1 << 28}  # bytes of keys and values that an engine without a
 GATHERED_ON_DEVICE = 1 << 32
 
 
-def make_step(checkpoint: Checkpoint, device: str, engine: str, precision: str) -> Stepping:
+def make_step(checkpoint: Checkpoint, device: str, engine: str, precision: str, mesh: Mesh | None = None) -> Stepping:
     """A decoder compiled and with its weights bound, on a platform. One thread calls it."""
-    platform = platform_of(device, engine)
+    platform = platform_of(device, engine, mesh=mesh)
     if type(platform.engine) is NativeEngine and (key := step_cache.key_of(checkpoint, precision)) is not None:
         build = build_step(checkpoint, precision)
         step_cache.keep(key, partial(store_build, build), checkpoint.name)
@@ -54,7 +56,7 @@ def make_step(checkpoint: Checkpoint, device: str, engine: str, precision: str) 
         del build
         gc.collect()
         return bind_step(executable, checkpoint, precision, str(platform))
-    if isinstance(platform.engine, PjrtEngine) and precision != "q8":
+    if isinstance(platform.engine, PjrtEngine | MeshEngine) and precision != "q8":
         made: Stepping = make_xla_step(checkpoint, platform, precision)
         return made
     bound = compile_step(checkpoint, platform, precision).prepare(checkpoint.weights)

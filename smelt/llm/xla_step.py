@@ -10,8 +10,11 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from smelt.buffer import HostBuffer
 from smelt.device.pjrt import NO_MEMORY
+from smelt.dtype import Array
 from smelt.engine.pjrt import PjrtEngine
+from smelt.engine.pjrt_mesh import MeshEngine
 from smelt.engine.protocol import Platform
 from smelt.errors import RunError
 from smelt.ir.core import Program
@@ -21,6 +24,7 @@ from smelt.llm.config import PAGE
 from smelt.llm.decode import LEAST_ROOM, DecodeRun, SlotPrograms
 from smelt.llm.placed import Placed, place_weights
 from smelt.llm.step import DeviceRows, Step, compile_step
+from smelt.shape import Shape
 
 SHARE = 0.8  # of a device's free memory, that slots may take
 
@@ -78,7 +82,13 @@ class XlaStep(Step):
     @property
     def free_memory(self) -> int | None:
         engine = self._on.engine
-        return engine.free_memory() if isinstance(engine, PjrtEngine) else None
+        return engine.free_memory() if isinstance(engine, PjrtEngine | MeshEngine) else None
+
+    def put(self, array: Array) -> Any:
+        """An array where steps compute. Pools of keys and values are split over a mesh by their heads."""
+        names = ("p", "g", "k", "o") if array.ndim == 4 else None
+        shape = HostBuffer.of(array).shape
+        return self._put(HostBuffer(array, Shape.of(shape.dtype, shape.sizes, names), owns=False))
 
     def close(self) -> None:
         super().close()

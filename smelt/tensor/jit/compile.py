@@ -461,7 +461,7 @@ def _compile_one(engine: Engine[Program], program: Program, donate: Sequence[str
 
 def _donates(engine: Engine[Program], programs: Sequence[Program]) -> bool:
     """Whether an engine makes use of donated memory. Where it does not, donated buffers are used up all the same."""
-    return not isinstance(engine, ReferenceEngine | MeshEngine) and not any(map(calls_python, programs))
+    return not isinstance(engine, ReferenceEngine) and not any(map(calls_python, programs))
 
 
 def _operations(program: Program) -> Size:

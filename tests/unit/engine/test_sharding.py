@@ -139,6 +139,14 @@ def test_state_stays_on_the_devices(seed: int) -> None:
     np.testing.assert_allclose(second.numpy(), 2 * x, rtol=1e-6)
     with pytest.raises(RunError, match="was donated"):
         first.numpy()
+    compiled: Any = executable._resources().paths[0].compiled
+    assert "input_output_alias={ {}: (0, {}, may-alias) }" in compiled.partitioned_hlo(), "written in place"
+    with pytest.raises(RunError, match="donated and given twice"):
+        compiled(second, second)
+    whole = second.copy()
+    replicated = where.engine.client.put(whole.numpy(), whole.shape, (None, None))  # type: ignore[attr-defined]
+    np.testing.assert_allclose(compiled(replicated, x)[0].numpy(), 3 * x, rtol=1e-6)
+    assert replicated.is_deleted, "although its copy was donated"
     copy = second.copy()
     second.delete()
     np.testing.assert_allclose(copy.numpy(), 2 * x, rtol=1e-6)
