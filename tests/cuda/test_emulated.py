@@ -306,8 +306,18 @@ def test_argmax_and_attention_of_few_queries(
         (lambda q, k, v, seen: attend(q, k.astype("float32"), v.astype("float32"), seen), (q, *halves, seen)),
         (lambda q, k, v, seen: attend(q, k.astype("float32"), v.astype("float32"), seen), (q, *halves, seen[:, :1])),
     ]
+    more = random.standard_normal((2, 20, 64)).astype(np.float32)  # queries for three blocks of threads
+    causal = np.arange(300)[None] <= 7 * np.arange(20)[:, None] + 20
+    cases += [
+        (attend, (more[..., :16], k[..., :16], v[..., :16], causal[None])),
+        (
+            lambda q, k, v, seen: attend(q, k.astype("float32"), v.astype("float32"), seen),
+            (more, *halves, causal[None]),
+        ),
+    ]
     programs = [parse(jax.jit(function).lower(*args).as_text()) for function, args in cases]
-    cases, programs = (cases[2:], programs[2:]) if several else (cases, programs)
+    if several:  # of those whose masks are the same for all queries
+        cases, programs = ([each[i] for i in (2, 4)] for each in (cases, programs))
     for (function, args), made in zip(cases, compile_all(programs, emulated.target()), strict=True):
         assert not isinstance(made, SmeltError), made
         before = emulated.emulated.launches

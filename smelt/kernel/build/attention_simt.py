@@ -38,6 +38,7 @@ from smelt.shape import Shape
 
 CHUNK, KEYS, FEW = 128, 32, ATTEND_ROWS  # keys of a block, keys in shared memory at a time, queries of a block
 THREADS = 256
+MOST_KEPT, MOST_OF_HEAD = 1 << 24, 1 << 16  # elements of the results of all chunks; of a head, if there is any number
 AT_ONCE, MOST_CHUNKS = 256, 8  # blocks that a GPU runs at once; chunks that a block may take one after another
 
 
@@ -45,23 +46,42 @@ AT_ONCE, MOST_CHUNKS = 256, 8  # blocks that a GPU runs at once; chunks that a b
 def attention(nest: Nest, op: Op, output: Output) -> None:
     attn = Attention.of(op)
     schedule = AttentionSchedule.of(attn).replace(chunk=CHUNK, few=FEW)
-    build(nest, attn, schedule, output, _build_few)
+    if takes_small_blocks(attn):
+        _build_few(nest, attn, schedule, 1, output)
+    else:
+        build(nest, attn, schedule, output, _build_few)
+
+
+def takes_small_blocks(attn: Attention) -> bool:
+    """Whether many queries take blocks of a few: the results of all chunks fit in memory for a while."""
+    chunks = ceildiv(attn.axes.size(attn.axes.key), CHUNK)
+    each = attn.queries * chunks * (attn.values + 2)
+    total = product(attn.heads) * each
+    return isinstance(each, int) and (total <= MOST_KEPT if isinstance(total, int) else each <= MOST_OF_HEAD)
 
 
 def _build_few(nest: Nest, attn: Attention, schedule: AttentionSchedule, here: Size, output: Output) -> None:
     axes, chunks = attn.axes, ceildiv(attn.axes.size(attn.axes.key), CHUNK)
-    kept = (*attn.heads, chunks, minimum(attn.queries, FEW), attn.values + 2)
+    queries = attn.queries if isinstance(attn.queries, int) else minimum(attn.queries, FEW)
+    kept = (*attn.heads, chunks, queries, attn.values + 2)
     parts, several = nest.scratch(Shape("f32", *kept)), chunks_of_block(attn, chunks)
-    with nest.loops((*attn.heads, (chunks if several == 1 else chunks // several) * here)) as index:
-        at, first = dict(zip(axes.batch, index, strict=False)), nest.let(scale(index[-1], several))
+    blocks = ceildiv(queries, FEW) if isinstance(queries, int) else 1
+    with nest.loops((*attn.heads, blocks, (chunks if several == 1 else chunks // several) * here)) as (
+        *outer,
+        block,
+        group,
+    ):
+        at, first = dict(zip(axes.batch, outer, strict=True)), nest.let(scale(group, several))
+        query = nest.let(scale(block, FEW))
+        rows = Amount(attn.queries) if blocks == 1 else attn.clip(nest, FEW, queries, query)
 
         def chunk(number: Expr) -> _Chunk:
             start = nest.let(scale(number, CHUNK))
-            return _Chunk(nest, attn, at, start, attn.clip(nest, CHUNK, axes.size(axes.key), start))
+            return _Chunk(nest, attn, at, query, rows, start, attn.clip(nest, CHUNK, axes.size(axes.key), start))
 
         if several == 1:
             alone = chunk(first)
-            alone.write(parts, tuple(index), kept, alone.is_visible())
+            alone.write(parts, (*outer, first), kept, alone.is_visible())
         else:
             levels = nest.tile("level", f32, several)
             with nest.loop(several, "warp") as i:
@@ -69,14 +89,14 @@ def _build_few(nest: Nest, attn: Attention, schedule: AttentionSchedule, here: S
             with nest.loop(several, "ordered", fence=True) as i:
                 number = nest.let(add(first, i))
                 visible = nest.apply("NE", nest.read(levels, i, f32), Number(-inf, f32), dtype=i1)
-                chunk(number).write(parts, (*index[:-1], number), kept, visible)
+                chunk(number).write(parts, (*outer, number), kept, visible)
     _join(nest, attn, parts, kept, here, output)
 
 
 def chunks_of_block(attn: Attention, chunks: Size) -> int:
     """The chunks that a block takes, one after another: several where a GPU cannot run all at once, and where
     it is cheap to find out which of them no query sees."""
-    axes, total = attn.axes, product(attn.heads) * chunks
+    axes, total = attn.axes, product(attn.heads) * ceildiv(attn.queries, FEW) * chunks
     seen = {letter for word in axes.words[3:] for letter in letters(word)}
     if not isinstance(total, int) or not isinstance(chunks, int) or axes.key not in seen or seen & {*axes.rows}:
         return 1
@@ -141,8 +161,20 @@ class _Chunk:
     nest: Nest
     attn: Attention
     at: At
-    start: Expr
+    first: Expr  # query, and the number of queries
+    rows: Expr
+    start: Expr  # key, and the number of keys
     count: Expr
+
+    def times(self, count: int) -> Expr:
+        """As many for each query."""
+        if isinstance(self.rows, Amount):
+            return Amount(self.rows.size * count)
+        return self.nest.let(scale(self.rows, count))
+
+    def apart(self, query: Expr) -> dict[str, Expr]:
+        """The index along each query letter."""
+        return self.attn.apart(query if self.first == Number(0) else self.nest.let(add(self.first, query)))
 
     def write(self, parts: int, place: tuple[Expr, ...], kept: tuple[Size, ...], visible: Expr | None) -> None:
         """The chunk, or a maximum of -inf alone where it is not visible: its keys and values are not read then."""
@@ -152,8 +184,8 @@ class _Chunk:
             return
         with nest.guard(visible):
             self.attend(parts, place, kept)
-        with nest.guard(nest.apply("not", visible, dtype=i1)), nest.loop(self.attn.queries, "lane") as query:
-            nest.store(parts, flat((*place, query, Number(0)), kept), Number(-inf, f32))
+        with nest.guard(nest.apply("not", visible, dtype=i1)), nest.loop(self.rows, "lane") as query:
+            nest.store(parts, flat((*place, add(self.first, query), Number(0)), kept), Number(-inf, f32))
 
     def is_visible(self) -> Expr | None:
         """Whether masks leave a key of the chunk to some query; None where that cannot be found out cheaply."""
@@ -162,17 +194,17 @@ class _Chunk:
         varies = bool(seen.intersection(axes.rows))
         if axes.key not in seen or (varies and not isinstance(attn.queries, int)):
             return None
-
-        hidden = [
-            nest.apply("EQ", self.level(Number(query)), Number(-inf, f32), dtype=i1)
-            for query in range(self.room if varies else 1)
-        ]
+        queries: list[Expr] = [Number(query) for query in range(self.room if varies else 1)]
+        if not isinstance(self.rows, Amount):
+            last = nest.let(add(self.rows, -1))
+            queries = [nest.apply("minimum", query, last, dtype=i64) for query in queries]
+        hidden = [nest.apply("EQ", self.level(query), Number(-inf, f32), dtype=i1) for query in queries]
         return nest.apply("not", nest.both(*hidden), dtype=i1)
 
     def level(self, query: Expr) -> Expr:
         """The highest score of a key if no mask changed a score of 0; -inf: all are masked."""
         nest, attn, axes = self.nest, self.attn, self.attn.axes
-        here = {**self.at, **attn.apart(query)}
+        here = {**self.at, **self.apart(query)}
 
         def of_key(j: Expr) -> Expr:
             return attn.mask(nest, Number(0.0, f32), {**here, axes.key: add(self.start, j)})
@@ -196,7 +228,7 @@ class _Chunk:
     def weigh(self, scores: str, parts: int, place: tuple[Expr, ...], kept: tuple[Size, ...]) -> None:
         """Scores become weights, those of a query on a warp; maxima and sums go to the parts."""
         nest = self.nest
-        with nest.loop(self.attn.queries, "warp") as query:
+        with nest.loop(self.rows, "warp") as query:
 
             def fold(function: str, start: float) -> Expr:
                 return fold_here(
@@ -212,24 +244,24 @@ class _Chunk:
             with nest.loop(self.count, "lane") as j:
                 less = nest.apply("subtract", nest.read(scores, at(j), f32), safe)
                 nest.write(scores, at(j), nest.apply("weight", less))
-            here = flat((*place, query, Number(0)), kept)
+            here = flat((*place, add(self.first, query), Number(0)), kept)
             nest.store(parts, here, best)
             nest.store(parts, add(here, 1), fold("add", 0.0))
 
     def multiply_keys(self, scores: str) -> None:
         """Products of all queries with all keys on tensor cores, then masks."""
         nest, attn, axes = self.nest, self.attn, self.attn.axes
-        rows, depth = Amount(attn.queries), attn.depth
+        rows, depth = self.rows, attn.depth
         queries = self.load_queries()
         a = Slice(Place(queries, Number(0)), (rows, Number(1), Amount(depth)), (Number(depth), Number(0), Number(1)))
         keys = element_place(nest, attn.op, attn.op.operands[1], self.first_index(1, axes.depth))
         b = Slice(keys, (Amount(depth), self.count), (Number(1), Amount(letter_stride(nest, attn, 1, axes.key))))
         nest.emit(Mma(_sums(scores, (rows, self.count), CHUNK), a, b, KEYS_BF16, prefetch=self.adjacent_values()))
         if attn.numbers.softcap or attn.numbers.roles[3:]:
-            with nest.loop(attn.queries * CHUNK, "lane") as item:
+            with nest.loop(self.times(CHUNK), "lane") as item:
                 query, j = (nest.let(each) for each in split(item, CHUNK))
                 with nest.guard(nest.less(j, self.count)):
-                    place = {**self.at, **attn.apart(query), axes.key: add(self.start, j)}
+                    place = {**self.at, **self.apart(query), axes.key: add(self.start, j)}
                     nest.write(scores, item, attn.mask(nest, attn.cap(nest, nest.read(scores, item, f32)), place))
 
     def adjacent_values(self) -> Place | None:
@@ -242,15 +274,15 @@ class _Chunk:
     def multiply_values(self, scores: str, parts: int, place: tuple[Expr, ...], kept: tuple[Size, ...]) -> None:
         """Weights times values on tensor cores."""
         nest, attn, axes = self.nest, self.attn, self.attn.axes
-        rows, wide = Amount(attn.queries), attn.values
+        rows, wide = self.rows, attn.values
         sums = nest.tile("sum", f32, self.room * wide)
         a = Slice(Place(scores, Number(0)), (rows, Number(1), self.count), (Number(CHUNK), Number(0), Number(1)))
         values = element_place(nest, attn.op, attn.op.operands[2], self.first_index(2, axes.value))
         b = Slice(values, (self.count, Amount(wide)), (Amount(letter_stride(nest, attn, 2, axes.key)), Number(1)))
         nest.emit(Mma(_sums(sums, (rows, Amount(wide)), wide), a, b, VALUES_BF16))
-        with nest.loop(attn.queries * wide, "lane") as item:
+        with nest.loop(self.times(wide), "lane") as item:
             query, e = (nest.let(each) for each in split(item, wide))
-            nest.store(parts, flat((*place, query, add(e, 2)), kept), nest.read(sums, item, f32))
+            nest.store(parts, flat((*place, add(self.first, query), add(e, 2)), kept), nest.read(sums, item, f32))
 
     def first_index(self, operand: int, inner: str) -> Index:
         """The index of the first key's first element."""
@@ -260,9 +292,9 @@ class _Chunk:
     def load_queries(self) -> str:
         nest, attn, depth = self.nest, self.attn, self.attn.depth
         queries = nest.tile("query", f32, self.room * depth)
-        with nest.loop(attn.queries * depth, "lane") as item:
+        with nest.loop(self.times(depth), "lane") as item:
             query, d = (nest.let(each) for each in split(item, depth))
-            nest.write(queries, item, attn.query(nest, {**self.at, **attn.apart(query), attn.axes.depth: d}))
+            nest.write(queries, item, attn.query(nest, {**self.at, **self.apart(query), attn.axes.depth: d}))
         return queries
 
     @property
@@ -284,7 +316,7 @@ class _Chunk:
                 j, d = (nest.let(each) for each in split(item, depth))
                 place = {**self.at, axes.key: add(self.start, first, j), axes.depth: d}
                 nest.write(keys, add(scale(j, pitch), d), attn.element(nest, 1, place))
-            with nest.loop(attn.queries * KEYS, "lane") as item:
+            with nest.loop(self.times(KEYS), "lane") as item:
                 query, j = (nest.let(each) for each in split(item, KEYS))
                 with nest.guard(nest.less(j, left)):
                     total = nest.declare(f32, Number(0.0, f32))
@@ -294,7 +326,7 @@ class _Chunk:
                             nest.read(keys, add(scale(j, pitch), d), f32),
                         )
                         nest.emit(Set(total, nest.apply("fma", *pair, nest.keep(total), dtype=f32)))
-                    place = {**self.at, **attn.apart(query), axes.key: add(self.start, first, j)}
+                    place = {**self.at, **self.apart(query), axes.key: add(self.start, first, j)}
                     score = attn.mask(nest, attn.cap(nest, nest.keep(total)), place)
                     nest.write(scores, add(scale(query, CHUNK), first, j), score)
 
@@ -318,9 +350,9 @@ class _Chunk:
                     nest.emit(Set(total, nest.apply("fma", weight, element, nest.keep(total), dtype=f32)))
             for query, total in zip(many, totals, strict=True):
                 nest.write(sums, add(scale(number, self.room * wide), query * wide, e), nest.keep(total))
-        with nest.loop(nest.let(scale(Amount(attn.queries), wide)), "lane") as item:
+        with nest.loop(self.times(wide), "lane") as item:
             row, e = (nest.let(each) for each in split(item, wide))
             whole = nest.read(sums, item, f32)
             for part in range(1, slices):
                 whole = nest.apply("add", whole, nest.read(sums, add(item, part * self.room * wide), f32))
-            nest.store(parts, flat((*place, row, add(e, 2)), kept), whole)
+            nest.store(parts, flat((*place, add(self.first, row), add(e, 2)), kept), whole)
