@@ -20,7 +20,6 @@ from smelt.serve.http import (
     COMPRESS_FROM,
     LEFT,
     ClientGoneError,
-    DirectHandler,
     Headers,
     Pending,
     Receive,
@@ -143,14 +142,14 @@ class App:
         finally:
             self._note_end(request, response, identity, started, error)
 
-    def answer_directly(self, request: WholeRequest, handler: DirectHandler, accepted: Any, reply: Reply) -> None:
+    def answer_directly(self, request: WholeRequest, accepted: Any, reply: Reply) -> None:
         """The same without a task, for requests that have arrived whole."""
         started = time.perf_counter()
         identity = self._identify(request)
 
         error: SmeltError | None = None
         try:
-            response = self._start(request, handler, accepted)
+            response = self._start(request, accepted)
         except Exception as failed:
             error, response = self._fail(request, identity, failed)
         if isinstance(response, Response):
@@ -198,10 +197,16 @@ class App:
             reply.write(response.status, headers, body)
         self._note_end(request, response, identity, started, error)
 
-    def _start(self, request: WholeRequest, handler: DirectHandler, accepted: Any) -> Response | Pending:
+    def _start(self, request: WholeRequest, accepted: Any) -> Response | Pending:
+        head = request.head
         try:
-            self._check(request)
-            return handler.start(request, accepted)
+            if head.is_admitted:
+                request.key = head.key
+                self.keys.count(head.key)
+            else:
+                self._check(request)
+                head.key, head.is_admitted = request.key, True
+            return head.handler.start(request, accepted)
         except (UnauthorizedError, ForbiddenError) as refused:
             self._note("refused", request, error=refused.message)
             raise

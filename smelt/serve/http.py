@@ -134,16 +134,28 @@ class Request:
             pass
 
 
+class DirectHead:
+    """The head of a request that a direct handler takes. Requests with equal heads share one."""
+
+    __slots__ = ("handler", "headers", "is_admitted", "key", "parts", "path", "scope")
+
+    def __init__(
+        self, handler: DirectHandler, path: str, parts: tuple[str, ...], headers: dict[bytes, bytes], client: Any
+    ) -> None:
+        self.handler, self.path, self.parts, self.headers = handler, path, parts, headers
+        self.scope = {"client": client, "query_string": b""}
+        self.is_admitted = False  # whether its API key opens the model; that is looked up once
+        self.key: Any = None
+
+
 class WholeRequest(Request):
     """A POST whose body came together with its head: it is answered without a task, by a `DirectHandler`."""
 
-    __slots__ = ("data",)
+    __slots__ = ("data", "head")
 
-    def __init__(
-        self, path: str, parts: tuple[str, ...], headers: dict[bytes, bytes], client: Any, data: bytes
-    ) -> None:
-        self.method, self.path, self.parts, self.headers, self.data = "POST", path, parts, headers, data
-        self.scope = {"client": client, "query_string": b""}
+    def __init__(self, head: DirectHead, data: bytes) -> None:
+        self.head, self.data, self.method = head, data, "POST"
+        self.path, self.parts, self.headers, self.scope = head.path, head.parts, head.headers, head.scope
         self.connection = self.key = self.timing = None
         self.finished = 0.0
 

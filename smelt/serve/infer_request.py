@@ -135,27 +135,36 @@ def _parse_numbers(body: bytes, most: int) -> tuple[InferRequest, dict[str, Arra
     return asked, inputs, [*texts, text]
 
 
+class ArrayTemplate(NamedTuple):
+    """An array in JSON: the text before it, and what its numbers are."""
+
+    before: bytes
+    name: str
+    kind: str
+    numpy: np.dtype[Any]
+    is_integer: bool
+    size: int
+    shape: tuple[int, ...]
+
+
 class TextTemplate(NamedTuple):
     """A request in JSON without its numbers."""
 
     asked: InferRequest
-    texts: Sequence[bytes]  # around the arrays
-    shapes: Mapping[str, tuple[int, ...]]
+    arrays: Sequence[ArrayTemplate]
+    after: bytes
 
     def read(self, body: bytes) -> Parsed | None:
         """A body that differs from the template in its numbers alone."""
         inputs: dict[str, Array] = {}
         at = 0
-        for before, tensor in zip(self.texts, self.asked.inputs, strict=False):  # one text is behind the last array
-            if not body.startswith(before, at):
-                return None
-            numpy, shape = NUMPY[tensor.datatype], self.shapes[tensor.name]
-            found = read_array(body, at + len(before), prod(shape), numpy.kind in "iu")
+        for before, name, kind, numpy, is_integer, size, shape in self.arrays:
+            found = read_array(body, at + len(before), size, is_integer) if body.startswith(before, at) else None
             if found is None:
                 return None
             made, at = found
-            inputs[tensor.name] = narrow(tensor.name, tensor.datatype, made, numpy).reshape(shape)
-        return (self.asked, inputs) if body[at:] == self.texts[-1] else None
+            inputs[name] = (made if made.dtype is numpy else narrow(name, kind, made, numpy)).reshape(shape)
+        return (self.asked, inputs) if body[at:] == self.after else None
 
 
 class BinaryTemplate(NamedTuple):
@@ -192,9 +201,16 @@ class Templates:
         return None if binary is None else binary.read(body, start)
 
     def learn_text(self, asked: InferRequest, inputs: Mapping[str, Array], texts: Sequence[bytes]) -> None:
-        if sum(map(len, texts)) <= LONGEST_TEMPLATE:
-            template = TextTemplate(asked, texts, {name: array.shape for name, array in inputs.items()})
-            _remember(self._texts, texts[0], template)
+        if sum(map(len, texts)) > LONGEST_TEMPLATE:
+            return
+        arrays = []
+        for tensor, before, array in zip(asked.inputs, texts[:-1], inputs.values(), strict=True):
+            numpy = NUMPY[tensor.datatype]
+            is_integer = numpy.kind in "iu"
+            arrays.append(
+                ArrayTemplate(before, tensor.name, tensor.datatype, numpy, is_integer, array.size, array.shape)
+            )
+        _remember(self._texts, texts[0], TextTemplate(asked, arrays, texts[-1]))
 
     def learn_binary(self, text: bytes, asked: InferRequest) -> None:
         tensors, offset = [], 0

@@ -30,12 +30,12 @@ class Keys:
         found = self._keys.get(hashlib.sha256(secret).digest())
         if found is None:
             raise UnauthorizedError("no valid API key", remedy="send the header Authorization: Bearer KEY")
-        self._count(found)
+        self.count(found)
         return found
 
-    def _count(self, key: KeyConfig) -> None:
+    def count(self, key: KeyConfig | None) -> None:
         """A token bucket that fills `per_minute` times a minute."""
-        if key.per_minute is None:
+        if key is None or key.per_minute is None:
             return
         now = time.monotonic()
         left, since = self._buckets.get(key.name, (float(key.per_minute), now))

@@ -7,22 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from smelt.serve.http import DirectHead
 
 LONGEST_HEAD = 4096  # bytes
 MOST_DIGITS = 18  # of a length
 _LENGTH = re.compile(rb"(?i)\r\ncontent-length:[ \t]*(\d{1,18})\r\n")
 _END = b"\r\n\r\n"
-
-
-class DirectHead(NamedTuple):
-    """What a head says to a direct handler."""
-
-    handler: Any
-    path: str
-    parts: tuple[str, ...]
-    headers: dict[bytes, bytes]
-    client: Any
 
 
 class KnownHead(NamedTuple):
@@ -52,8 +44,8 @@ def learn_head(data: bytes, says: DirectHead) -> KnownHead | None:
     if end > LONGEST_HEAD or len(lengths) != 1 or not _is_whole(data, end, says.headers, lengths[0][1]):
         return None
     before, after = data[: lengths[0].start(1)], data[lengths[0].end(1) : end]
-    headers = {name: value for name, value in says.headers.items() if name != b"content-length"}
-    return KnownHead(before, after, says._replace(headers=headers))
+    del says.headers[b"content-length"]
+    return KnownHead(before, after, says)
 
 
 def _is_whole(data: bytes, end: int, headers: Mapping[bytes, bytes], length: bytes) -> bool:

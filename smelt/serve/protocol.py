@@ -17,8 +17,8 @@ from typing import Any, Protocol
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from smelt.serve.http import CONNECTION, DirectHandler, Routes, WholeRequest
-from smelt.serve.known_head import DirectHead, KnownHead, learn_head
+from smelt.serve.http import CONNECTION, DirectHandler, DirectHead, Routes, WholeRequest
+from smelt.serve.known_head import KnownHead, learn_head
 
 MAX_HEAD = 64 << 10  # bytes
 MAX_PIPELINED = 128  # requests of one connection that wait for the answers before them
@@ -29,7 +29,7 @@ class DirectApp(Protocol):
 
     routes: Routes
 
-    def answer_directly(self, request: WholeRequest, handler: DirectHandler, accepted: Any, reply: Reply) -> None: ...
+    def answer_directly(self, request: WholeRequest, accepted: Any, reply: Reply) -> None: ...
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -60,7 +60,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._ended:
             return
-        is_start = not (self._in_request or self._in_head or self._received) and not self._is_answering
+        is_start = not (self._in_request or self._in_head or self._received or self._is_answering)
         if is_start and self._known is not None and self._repeat(self._known, data):
             return
         if not self._in_request and not self._is_answering:
@@ -215,10 +215,9 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _reply(self, said: DirectHead, accepted: Any, body: bytes, keep_alive: bool) -> None:
         self.cycle = reply = Reply(self, keep_alive)  # type: ignore[assignment]
-        request = WholeRequest(said.path, said.parts, said.headers, said.client, body)
         try:
             assert self.direct is not None
-            self.direct.answer_directly(request, said.handler, accepted, reply)
+            self.direct.answer_directly(WholeRequest(said, body), accepted, reply)
         except Exception:  # a bug of ours, which the parser would take for a bad request
             self.logger.exception("Exception in a direct handler")
             reply.abort()
@@ -361,7 +360,7 @@ class Reply:
         """A whole answer with status 200 on a connection that stays, and with headers that are written already."""
         if self._complete():
             self._protocol.write_lines(200, lines, body)
-            self._end()
+            self._protocol.on_response_complete()
 
     def _complete(self) -> bool:
         """Whether the client still waits for the answer."""

@@ -228,6 +228,14 @@ def test_a_known_head_opens_no_more_than_before(client: Client) -> None:
     assert wire.receive(request()).startswith(b"HTTP/1.1 200")
 
 
+def test_requests_with_a_known_head_are_counted() -> None:
+    key = KeyConfig(name="team", sha256=hashlib.sha256(SECRET.encode()).hexdigest(), per_minute=3)
+    with serving(model(DIGITS), keys=[key]) as found:
+        wire = Wire(found)
+        assert [wire.receive(request())[9:12] for _ in range(4)] == [b"200"] * 3 + [b"429"]
+        assert wire.receive(request(Authorization="Bearer another one"))[9:12] == b"401"
+
+
 def test_pipelined_requests_are_answered_in_their_order(client: Client) -> None:
     wire = Wire(client)
     found = wire.receive(
