@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from fractions import Fraction
 from typing import Any
 
@@ -191,6 +192,37 @@ def test_algorithms_are_verified() -> None:
     ):
         with pytest.raises(VerifyError, match=label):
             f.dot_general(*f.args, dot_dimension_numbers=MATRICES, algorithm=bad, precision_config=precision)
+
+
+def test_every_algorithm_of_the_specification() -> None:
+    """X3, X6 and X9 are so many products: of the parts that an operand is split into (the specification), or of one
+    (what upstream's verifier takes)."""
+    f = FuncBuilder("main", [Shape("f32", 2, 3), Shape("f32", 3, 2)])
+    plain = {(kind, total, 1, 1) for kind, total in (
+        ("f16", "f16"), ("f16", "f32"), ("bf16", "bf16"), ("bf16", "f32"), ("tf32", "f32"), ("f32", "f32"),
+        ("f64", "f64"), ("f8E4M3FN", "f32"), ("f8E5M2", "f32"),
+    )}  # fmt: skip
+    split = {("bf16", "f32", parts, count) for parts, count in ((2, 3), (3, 6), (3, 9), (1, 3), (1, 6), (1, 9))}
+    split |= {("tf32", "f32", parts, 3) for parts in (1, 2)}
+    kinds = ("f16", "bf16", "tf32", "f32", "f64", "f8E4M3FN", "f8E5M2")
+    for row in itertools.product(kinds, ("f16", "bf16", "f32", "f64"), range(1, 5), range(1, 11)):
+        kind, total, parts, count = row
+        algorithm = DotAlgorithm(kind, kind, total, parts, parts, count)
+        if row in plain | split:
+            f.dot_general(*f.args, dot_dimension_numbers=MATRICES, algorithm=algorithm)
+        else:
+            with pytest.raises(VerifyError, match="no hardware has such an algorithm"):
+                f.dot_general(*f.args, dot_dimension_numbers=MATRICES, algorithm=algorithm)
+    for fast in (False, True):
+        algorithm = DotAlgorithm("f8E4M3FN", "f8E5M2", "f32", allow_imprecise_accumulation=fast)
+        f.dot_general(*f.args, dot_dimension_numbers=MATRICES, algorithm=algorithm)
+    for algorithm in (
+        DotAlgorithm("f16", "bf16", "f32"),
+        DotAlgorithm("bf16", "bf16", "f32", allow_imprecise_accumulation=True),
+        DotAlgorithm("bf16", "bf16", "f32", 2, 3, 6),
+    ):
+        with pytest.raises(VerifyError, match="no hardware"):
+            f.dot_general(*f.args, dot_dimension_numbers=MATRICES, algorithm=algorithm)
 
 
 # ---- dot and einsum ----
