@@ -7,6 +7,7 @@ import pytest
 
 from smelt.dtype import dtype, f32, f64
 from smelt.ir.build import FuncBuilder
+from smelt.ir.cast import cast
 from smelt.ir.core import Program
 from smelt.ir.interpret import run
 from smelt.ir.ops.linear import matmul
@@ -150,3 +151,14 @@ def test_powers_of_the_ends_are_those_of_c():
     assert not np.signbit(root[:2]).any()
     inverse = power(ends, np.full(6, -1.0))
     np.testing.assert_array_equal(inverse, [np.inf, -np.inf, 0.0, -0.0, np.nan, -1.0])
+
+
+def test_powers_of_two():
+    """f8E8M0FNU, as OCP's specification of scales has it: 2**-127 to 2**127 and nan; ties go up, 0 is the least."""
+    given = [1.0, 1.49, 1.5, 3.0, 2.0**127, 2.0**127 * 1.4, 2.0**-127, 2.0**-140, 0.0]
+    wanted = [1.0, 1.0, 2.0, 4.0, 2.0**127, 2.0**127, 2.0**-127, 2.0**-127, 2.0**-127]
+    found = cast(np.array(given), dtype("f8E8M0FNU"))
+    assert found.astype(np.float64).tolist() == wanted
+    assert found.view(np.uint8).tolist() == [127, 127, 128, 129, 254, 254, 0, 0, 0]
+    others = cast(np.array([np.nan, -1.0, -(2.0**-130), np.inf, -np.inf, 2.0**128, 2.0**127 * 1.5]), dtype("f8E8M0FNU"))
+    assert others.view(np.uint8).tolist() == [255] * 7

@@ -23,7 +23,18 @@ from smelt.errors import (
     UnsupportedError,
     VerifyError,
 )
-from smelt.ir.attributes import Constant, DenseArray, DialectAttr, Dict, Float, Int, Symbol, Unit
+from smelt.ir.attributes import (
+    Constant,
+    DenseArray,
+    DialectAttr,
+    Dict,
+    Float,
+    GatherDims,
+    Int,
+    ScatterDims,
+    Symbol,
+    Unit,
+)
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Future, Program, Token, Tuple
 from smelt.ir.interpret import run
@@ -910,3 +921,22 @@ def test_mlir_sees_the_same_suite_programs_in_our_text(suites: Path, mlir):
 def test_constants_keep_their_digest():
     value = first_op("  %0 = stablehlo.constant dense<[1, 2]> : tensor<2xi32>").attrs["value"]
     assert value == Constant.of(np.array([1, 2], np.int32), dtype("i32"))
+
+
+def test_parts_of_attributes_that_a_text_leaves_out():
+    """MLIR does not print empty lists, zeros and defaults: such a text means them."""
+    gather = parse("""func.func @main(%x: tensor<4xf32>, %i: tensor<1xi32>) -> tensor<1xf32> {
+      %0 = "stablehlo.gather"(%x, %i) {dimension_numbers = #stablehlo.gather<offset_dims = [0], start_index_map = [0]>,
+        slice_sizes = array<i64: 1>} : (tensor<4xf32>, tensor<1xi32>) -> tensor<1xf32>
+      return %0 : tensor<1xf32>
+    }""").main.body.ops[0]
+    assert gather.attrs["dimension_numbers"] == GatherDims((0,), (), (), (), (0,), 0)
+    scatter = parse("""func.func @main(%x: tensor<4xf32>, %i: tensor<1xi32>, %u: tensor<1xf32>) -> tensor<4xf32> {
+      %0 = "stablehlo.scatter"(%x, %i, %u) ({
+      ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+        stablehlo.return %b : tensor<f32>
+      }) {scatter_dimension_numbers = #stablehlo.scatter<update_window_dims = [0], scatter_dims_to_operand_dims = [0]>}
+        : (tensor<4xf32>, tensor<1xi32>, tensor<1xf32>) -> tensor<4xf32>
+      return %0 : tensor<4xf32>
+    }""").main.body.ops[0]
+    assert scatter.attrs["scatter_dimension_numbers"] == ScatterDims((0,), (), (), (), (0,), 0)
