@@ -177,6 +177,9 @@ CALLS: list[Row] = [
     ("stablehlo.custom_call", "2x2xf32", "2xf32",
      f'call_target_name = "x", operand_layouts = [{LAYOUT}], result_layouts = [{LAYOUT}]', "",
      "the layout of a operand must order its dimensions"),
+    ("stablehlo.custom_call", "token", "2xf32",
+     f'call_target_name = "x", operand_layouts = [{LAYOUT}], result_layouts = [{LAYOUT}]', "",
+     "the layout of a operand must order its dimensions"),
     ("stablehlo.custom_call", "2xf32", "2xf32", alias(1), "", "an alias of an operand that is not there"),
     ("stablehlo.custom_call", "2xf32", "2xf32", alias(-1), "", "an alias of an operand that is not there"),
     ("stablehlo.custom_call", "2xf32", "2xf32", alias(part="0"), "", "an alias of a part that is not there"),
@@ -213,6 +216,13 @@ TAKEN: list[Row] = [
     ("stablehlo.custom_call", "", "2xf32", 'call_target_name = "x", api_version = 0 : i32'),
     ("stablehlo.custom_call", "", "2xf32", 'call_target_name = "x", api_version = 4 : i32, backend_config = {}'),
     ("stablehlo.custom_call", "2xf32", "2xf32 2xf32", alias(out="1")),
+    (
+        "stablehlo.custom_call",
+        "token",
+        "2xf32",
+        f'call_target_name = "x", operand_layouts = [dense<> : tensor<0xindex>], result_layouts = [{LAYOUT}]',
+    ),
+    ("stablehlo.all_gather", "0xf32", "0xf32", f"{PAIR}, {CHANNEL}, all_gather_dim = 0 : i64"),
     ("stablehlo.custom_call", "tuple<tensor<2xf32>>", "2xf32", alias(part="0")),
 ]
 

@@ -153,6 +153,10 @@ TAKEN = [
     lapack("dgehrd", "0x0xf64", "0x0xf64 0xf64 i32", "", "low = 1 : i32, high = 0 : i32")[:4],
     lapack("dgtsv", "4xf64 4xf64 4xf64 4x2xf64", "4xf64 4xf64 4xf64 4x2xf64 i32", "")[:4],
     lapack("dorgqr", "3x3xf64 3xf64", "3x3xf64", "")[:4],
+    *(lapack("dgetrf", f"{size}xf64", f"{size}xf64 2xi32 i32", "")[:4] for size in ("2x3", "3x2")),
+    *(lapack("dgeqrf", f"{size}xf64", f"{size}xf64 2xf64", "")[:4] for size in ("2x3", "3x2")),
+    lapack("dgeqp3", "2x3xf64 3xi32", "2x3xf64 3xi32 2xf64", "")[:4],
+    lapack("dgeqp3", "3x2xf64 2xi32", "3x2xf64 2xi32 2xf64", "")[:4],
     lapack("dtrsm", "2x3x3xf64 2x3x1xf64", "2x3x1xf64", "", LEFT)[:4],
 ]
 
