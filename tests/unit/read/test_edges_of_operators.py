@@ -50,6 +50,9 @@ CASES: list[tuple[str, list[Any], dict[str, Any], list[Any], list[Any]]] = [
     ("ConstantOfShape", [i64(0, 2)], {}, [], [np.zeros((0, 2), np.float32)]),
     ("Det", ["f32[1,1]"], {}, [X[:1, 1:2]], [np.float32(1)]),
     ("MaxPool", ["f32[1,2,3]"], {"kernel_shape": [1], "strides": [2]}, [X[None]], [X[None, :, ::2]]),
+    ("MaxPool", ["f32[1,2,2,4]"], {"kernel_shape": [2, 2], "strides": [2, 2], "storage_order": 1, "outputs": 2},
+     [f32(0, 5, 1, 3, 5, 2, 3, 0, *(7,) * 8).reshape(1, 2, 2, 4)],
+     [f32(5, 3, 7, 7).reshape(1, 2, 1, 2), i64(2, 6, 8, 12).reshape(1, 2, 1, 2)]),  # equal ones: the first by rows
     ("LpNormalization", ["f32[2,3]"], {"p": 1, "axis": 0}, [X + 1], [(X + 1) / (X + 1).sum(0)]),
     ("GroupNormalization", ["f32[1,2,3]", np.ones(2, np.float32), np.zeros(2, np.float32)],
      {"num_groups": 2, "epsilon": 0.0}, [X[None]], [(X - X.mean(1, keepdims=True))[None] / np.sqrt(2 / 3)]),
@@ -64,6 +67,8 @@ CASES: list[tuple[str, list[Any], dict[str, Any], list[Any], list[Any]]] = [
      [(X + 1) / (X + 1).max(1, keepdims=True)]),
     ("Scaler", ["f32[2,3]"], {"domain": "ai.onnx.ml", "offset": [1.0], "scale": [2.0, 3.0, 4.0]}, [X],
      [(X - 1) * np.array([2, 3, 4], np.float32)]),
+    ("Resize", ["f32[1,1,0,2]", None, f32(1, 1, 0.6, 2)], {"mode": "linear"}, [EMPTY.reshape(1, 1, 0, 2)],
+     [EMPTY.reshape(1, 1, 0, 4)]),
     ("Resize", ["f32[1,1,1,4]", None, None, i64(1, 1, 1, 2)], {"mode": "linear", "antialias": 1}, [X.reshape(-1)[:4]
      .reshape(1, 1, 1, 4)], [np.array([0.625, 2.375], np.float32).reshape(1, 1, 1, 2)]),
     ("Resize", ["f32[1,1,1,4]", None, None, i64(1, 1, 1, 2)], {"mode": "linear", "antialias": 1, "exclude_outside": 1},

@@ -1,4 +1,4 @@
-"""MaxRoiPool against onnxruntime."""
+"""MaxRoiPool and RoiAlign against onnxruntime."""
 
 from __future__ import annotations
 
@@ -35,3 +35,17 @@ def test_regions_that_are_none(tmp_path: Path) -> None:
         model = node_model("MaxRoiPool", [images, regions], [1], {"pooled_shape": pooled})
         with pytest.raises(ShapeError):
             ours(model, {"x0": images, "x1": regions}, tmp_path)
+
+
+@pytest.mark.parametrize("mode", ["avg", "max"])
+def test_roi_align_in_a_narrow_type(tmp_path: Path, seed: int, mode: str) -> None:
+    """The results are those in f32, rounded once."""
+    random = np.random.default_rng(seed)
+    x = random.normal(size=(2, 3, 40, 60)).astype(np.float16)
+    rois = random.uniform(0, 50, (5, 4)).astype(np.float16)
+    batch = random.integers(2, size=5)
+    attributes = {"output_height": 4, "output_width": 3, "sampling_ratio": 2, "mode": mode}
+    narrow, wide = ({"x0": x.astype(t), "x1": rois.astype(t), "x2": batch} for t in (np.float16, np.float32))
+    models = [node_model("RoiAlign", list(given.values()), [1], attributes) for given in (narrow, wide)]
+    expected = theirs(models[1], wide)[0].astype(np.float16)
+    np.testing.assert_allclose(ours(models[0], narrow, tmp_path)[0][0], expected, rtol=1e-3, atol=1e-6)

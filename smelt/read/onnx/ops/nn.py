@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from smelt.dim import Size, maximum
+from smelt.dim import Size, maximum, product
 from smelt.dtype import DType, f32, i1, i64
 from smelt.errors import ParseError, ShapeError, UnsupportedError
 from smelt.ir.attributes import ConvDims, ScatterDims
@@ -333,9 +333,10 @@ def max_pool(
 
 
 def _max_with_places(g: Graph, x: Value, w: Window, beyond: Sequence[int], storage_order: int) -> tuple[Value, Value]:
-    """The largest elements and their flat indices; the first of equal ones."""
-    places = _flat_places(g, x.shape.sizes, storage_order)
-    element = x.shape.element
+    """The largest elements and their flat indices; of equal ones the first in row-major order, whatever the order of
+    the indices."""
+    sizes, element = x.shape.sizes, x.shape.element
+    places = _flat_places(g, sizes)
     x, inner = _pad_first(g, x, w, lowest(element))
     places, _ = _pad_first(g, places, w, highest(i64))
     high = [a + b for a, b in zip(inner.high, beyond, strict=True)]
@@ -346,7 +347,7 @@ def _max_with_places(g: Graph, x: Value, w: Window, beyond: Sequence[int], stora
         earlier = r.and_(same, r.compare(bt, at, comparison_direction="LT"))
         better = r.or_(r.compare(b, a, comparison_direction="GT"), earlier)
         body = r.result(r.select(better, b, a), r.select(better, bt, at))
-    made: tuple[Value, Value] = g.b.reduce_window(
+    largest, at = g.b.reduce_window(
         x,
         places,
         g.scalar(lowest(element), element),
@@ -358,16 +359,24 @@ def _max_with_places(g: Graph, x: Value, w: Window, beyond: Sequence[int], stora
         padding=((0, 0), (0, 0), *_pairs(inner.low, high)),
         regions=[body],
     )
-    return made
+    return largest, _to_column_major(g, at, sizes[2:]) if storage_order else at
 
 
-def _flat_places(g: Graph, sizes: Sequence[Size], storage_order: int) -> Value:
-    """Each element's place in the flat tensor; in column-major order only the spatial dimensions change places."""
-    rank = len(sizes)
-    order = list(range(rank)) if not storage_order else [0, 1, *reversed(range(2, rank))]
+def _to_column_major(g: Graph, places: Value, space: Sequence[Size]) -> Value:
+    """Flat indices whose spatial part is in column-major order; the image and the channel stay."""
+    column = g.like(0, places)
+    for i in reversed(range(len(space))):
+        place = g.binary("remainder", places, g.size(space[i]))
+        places = g.binary("divide", places, g.size(space[i]))
+        column = g.binary("add", column, g.binary("multiply", place, g.size(product(space[:i]))))
+    return g.binary("add", column, g.binary("multiply", places, g.size(product(space))))
+
+
+def _flat_places(g: Graph, sizes: Sequence[Size]) -> Value:
+    """Each element's place in the flat tensor."""
     total: Value | None = None
     stride: Size = 1
-    for axis in reversed(order):
+    for axis in reversed(range(len(sizes))):
         step = g.binary("multiply", g.iota(i64, sizes, axis), g.size(stride))
         total = step if total is None else g.binary("add", total, step)
         stride = stride * sizes[axis]

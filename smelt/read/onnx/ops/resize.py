@@ -199,7 +199,7 @@ def _fixed_axis(
 ) -> Value:
     own = x.shape.sizes[axis]
     assert isinstance(own, int)
-    if not (0 < factor < 1 << 24 and own > 0 and 0 <= size <= 1 << 24):
+    if not (0 < factor < 1 << 24 and (own > 0 or size == 0) and 0 <= size <= 1 << 24):
         raise UnsupportedError("Resize to or from such a size", expected="1 to 16777216", got=f"{own} times {factor}")
     if size == 0:
         return g.slice_axis(x, axis, 0, 0)

@@ -205,9 +205,12 @@ def roi_align(
         raise UnsupportedError(
             "RoiAlign: an output of this size", expected="1 to 2^24 samples", got=[*sizes, sampling_ratio]
         )
-    boxes = g.value(rois)
+    element = X.shape.element
+    wide = f32 if element.bits < 32 else element  # a narrow type cannot tell coordinates apart
+    X, boxes = g.convert(X, wide), g.convert(g.value(rois), wide)
     if sampling_ratio > 0:
-        return _roi_align(g, X, boxes, batch_indices, sizes, (sampling_ratio,) * 2, spatial_scale, half, mode)
+        found = _roi_align(g, X, boxes, batch_indices, sizes, (sampling_ratio,) * 2, spatial_scale, half, mode)
+        return g.convert(found, element)
     # As many samples as a box has pixels: the boxes must be known.
     numbers = g.numbers(rois, "rois").astype(np.float64) * spatial_scale - (0.5 if half else 0.0)
     if len(numbers) > 256:
@@ -220,7 +223,7 @@ def roi_align(
         samples = tuple(max(1, int(np.ceil(n / m))) for n, m in zip((height, width), sizes, strict=True))
         box, batch = (g.slice_axis(v, 0, i, i + 1) for v in (boxes, batch_indices))
         parts.append(_roi_align(g, X, box, batch, sizes, (samples[0], samples[1]), spatial_scale, half, mode))
-    return g.concat(parts, 0)
+    return g.convert(g.concat(parts, 0), element)
 
 
 def _roi_align(
