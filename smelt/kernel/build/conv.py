@@ -182,20 +182,28 @@ class Window(Frozen):
 
     @contextmanager
     def blocks(self, nest: Nest, form: Form) -> Iterator[tuple[Expr, Expr, Expr, Expr, Expr]]:
-        """Loops over K-blocks: (number, offset in the feature map, first row of the panel, taps, K extent per tap)."""
+        """Loops over K-blocks, with what `block` gives for each."""
+        with nest.loops(self.block_counts(form), "ordered") as places:
+            yield self.block(nest, form, places)
+
+    def block_counts(self, form: Form) -> list[int]:
+        """The extents of the loops over K-blocks: tap loops, taps of the innermost one, parts of a run."""
         per = max(1, form.block // max(self.run, 1))
-        parts = max(1, -(-self.run // form.block))
-        segment = -(-self.run // (parts * form.k_pack)) * form.k_pack
-        counts = [*(count for count, _ in self.outer), -(-self.taps // per), parts]
-        with nest.loops(counts, "ordered") as (*outer, share, part):
-            number, first_tap = _flatten([*outer, share, part], counts), scale(share, per)
-            moves = (scale(at, distance) for at, (_, distance) in zip(outer, self.outer, strict=True))
-            offset = add(*moves, scale(first_tap, self.tap_stride), scale(part, segment * self.k_stride))
-            before = add(scale(_flatten(outer, counts[:-2]), self.taps), first_tap)
-            done = add(scale(before, self.run // form.k_pack), scale(part, segment // form.k_pack))
-            taps = _clip_extent(nest, per, add(self.taps, scale(first_tap, -1)), self.taps % per == 0)
-            extent = _clip_extent(nest, segment, add(self.run, scale(part, -segment)), self.run == segment * parts)
-            yield nest.let(number), offset, nest.let(done), taps, extent
+        return [*(count for count, _ in self.outer), -(-self.taps // per), max(1, -(-self.run // form.block))]
+
+    def block(self, nest: Nest, form: Form, places: Sequence[Expr]) -> tuple[Expr, Expr, Expr, Expr, Expr]:
+        """A K-block: (number, offset in the feature map, first row of the panel, taps, K extent per tap)."""
+        per, counts = max(1, form.block // max(self.run, 1)), self.block_counts(form)
+        *outer, share, part = places
+        segment = -(-self.run // (counts[-1] * form.k_pack)) * form.k_pack
+        number, first_tap = _flatten(places, counts), scale(share, per)
+        moves = (scale(at, distance) for at, (_, distance) in zip(outer, self.outer, strict=True))
+        offset = add(*moves, scale(first_tap, self.tap_stride), scale(part, segment * self.k_stride))
+        before = add(scale(_flatten(outer, counts[:-2]), self.taps), first_tap)
+        done = add(scale(before, self.run // form.k_pack), scale(part, segment // form.k_pack))
+        taps = _clip_extent(nest, per, add(self.taps, scale(first_tap, -1)), self.taps % per == 0)
+        extent = _clip_extent(nest, segment, add(self.run, scale(part, -segment)), self.run == segment * counts[-1])
+        return nest.let(number), offset, nest.let(done), taps, extent
 
 
 def _flatten(places: Sequence[Expr], counts: Sequence[int]) -> Expr:

@@ -1,12 +1,14 @@
 """Convolution on a GPU: an implicit GEMM of pixels × output channels, without an im2col buffer; depthwise convolution.
 
 A block takes the next pixels of all feature maps of a batch, whatever their rows. Where each one's window begins is
-computed once, into shared memory.
+computed once, into shared memory. Where there are few tiles, each K-block has a block of its own (split-K).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
+from math import prod
 
 import numpy as np
 
@@ -16,11 +18,20 @@ from smelt.ir.core import Op
 from smelt.ir.ops.packed import taps_of
 from smelt.kernel.build.conv import Window, with_rows
 from smelt.kernel.build.gemm import Columns, panel_slice
-from smelt.kernel.build.gemm_simt import Tiled, across_panels, at_most, form_on_gpu, tensor_tile
+from smelt.kernel.build.gemm_simt import (
+    Tiled,
+    across_panels,
+    add_kept,
+    at_most,
+    form_on_gpu,
+    is_worth_splitting,
+    tensor_tile,
+)
 from smelt.kernel.build.sinks import Output, simt_sink
 from smelt.kernel.loops.grammar import Expr, Load, Mma, Number, Place, Slice, add, scale, split
 from smelt.kernel.loops.nest import Nest, tensor
 from smelt.kernel.loops.tensor_tile import TENSOR, TILE_ROWS
+from smelt.shape import Shape
 
 
 @simt_sink("smelt.packed_conv")
@@ -34,8 +45,17 @@ def packed_conv(nest: Nest, op: Op, output: Output) -> None:
     assert isinstance(channels_out, int)
     width, share = line // form.k_pack, channels_out // groups
     window = Window.of(nest, op, lines * form.k_pack)
-    pixels = product(places)
-    with nest.loops((groups, ceildiv(pixels, TILE_ROWS), count)) as (group, part, panel):
+    pixels, blocks = product(places), prod(window.block_counts(form))
+    tiles = groups * ceildiv(pixels, TILE_ROWS) * count
+    splits = form.total == f32 and form.k_pack == 1 and is_worth_splitting(tiles, blocks, pixels * channels_out)
+    parts = nest.scratch(Shape("f32", blocks, pixels, channels_out)) if splits else -1
+
+    def index(pixel: Expr, channel: Expr) -> tuple[Expr, ...]:
+        sample, *at = _pixel(nest, pixel, places)
+        return (sample, *(at if len(sizes) > 3 else at[1:]), channel)
+
+    own = window.block_counts(form) if splits else ()
+    with nest.loops((groups, ceildiv(pixels, TILE_ROWS), count, *own)) as (group, part, panel, *at_block):
         first = nest.let(scale(part, TILE_ROWS))
         used = at_most(nest, TILE_ROWS, pixels, first)
         starts = nest.tile("starts", i64, TILE_ROWS)
@@ -48,19 +68,29 @@ def packed_conv(nest: Nest, op: Op, output: Output) -> None:
         if form in TENSOR:
             tile = tensor_tile(nest, width, used, before, there)
         columns = Columns(before, width, tile.columns, form.total)
-        with window.blocks(nest, form) as (number, offset, done, taps, extent):
+        with nullcontext(window.block(nest, form, at_block)) if splits else window.blocks(nest, form) as block:
+            number, offset, done, taps, extent = block
             b = panel_slice(nest, op, (group, panel, done), extent, columns)
             _, *strides = window.slice_strides
             rows = Load(Place(starts, Number(0)), i64)
             a = Slice(Place(window.buffer, offset), (used, taps, extent), (rows, *strides))
-            nest.emit(Mma(tile.sums, a, across_panels(nest, op, b), form, accumulate=number))
-
-        def index(row: Expr, column: Expr) -> tuple[Expr, ...]:
-            sample, *at = _pixel(nest, add(first, row), places)
-            kept = at if len(sizes) > 3 else at[1:]
-            return (sample, *kept, add(scale(group, share), column))
-
-        tile.store(nest, op, output, form.total, index)
+            again = Number(0) if splits else number
+            nest.emit(Mma(tile.sums, a, across_panels(nest, op, b), form, accumulate=again))
+        if splits:
+            tile.keep(nest, parts, (number, first, scale(group, share)), (blocks, pixels, channels_out))
+        else:
+            tile.store(
+                nest,
+                op,
+                output,
+                form.total,
+                lambda row, column: index(add(first, row), add(scale(group, share), column)),
+            )
+    if splits:
+        kept = (blocks, pixels, channels_out)
+        with nest.loops((pixels, channels_out)) as (pixel, channel):
+            total = add_kept(nest, parts, kept, (pixel, channel))
+            output.finish(nest, op, index(pixel, channel), total)
 
 
 @simt_sink("smelt.depthwise_conv")

@@ -85,8 +85,14 @@ def splits_k(form: Form, sizes: Sequence[Size], panels: Size) -> bool:
     if not all(isinstance(each, int) for each in (*sizes, panels)) or form.k_pack > 1 or form.total != f32:
         return False
     tiles, blocks = groups * ceildiv(rows, TILE_ROWS) * panels, ceildiv(depth, form.block)
-    small = isinstance(blocks, int) and blocks * groups * rows * panels * PANEL <= MOST_SUMS
-    return small and isinstance(tiles, int) and tiles < BUSY and blocks > 1
+    return is_worth_splitting(tiles, blocks, groups * rows * panels * PANEL)
+
+
+def is_worth_splitting(tiles: Size, blocks: Size, sums: Size) -> bool:
+    """Whether tiles are too few for a GPU, and the sums of several K-blocks fit in memory for a while."""
+    if not (isinstance(tiles, int) and isinstance(blocks, int) and isinstance(sums, int)):
+        return False
+    return tiles < BUSY and blocks > 1 and blocks * sums <= MOST_SUMS
 
 
 def _split_k(nest: Nest, op: Op, output: Output, form: Form) -> None:
@@ -107,20 +113,21 @@ def _split_k(nest: Nest, op: Op, output: Output, form: Form) -> None:
         place = (Number(0) if shared == 1 else group, panel, k)
         b = panel_slice(nest, op, place, extent, Columns(before, width, there, form.total))
         nest.emit(Mma(tile.sums, a, b, form))
-        with nest.loop(nest.let(scale(used, width)), "lane") as at:
-            row, column = (nest.let(each) for each in split(at, width))
-            with nest.guard(nest.less(column, there)):
-                here = (block, group, add(first, row), nest.let(add(before, column)))
-                nest.store(parts, flat(here, kept), nest.read(tile.name, at, form.total))
+        tile.keep(nest, parts, (block, group, first, Number(0)), kept)
     with nest.loops((groups, rows, columns)) as index:
+        output.finish(nest, op, index, add_kept(nest, parts, kept, index))
 
-        def part_of(block: Expr) -> Expr:
-            return nest.read(nest.buffer(parts), flat((block, *index), kept), form.total)
 
-        total = nest.declare(form.total, part_of(Number(0)))
-        with nest.loop(blocks - 1, "ordered") as later:
-            nest.emit(Set(total, nest.apply("add", nest.keep(total), part_of(nest.let(add(later, 1))))))
-        output.finish(nest, op, index, nest.keep(total))
+def add_kept(nest: Nest, parts: int, sizes: Sequence[Size], index: Index) -> Expr:
+    """The sum of an element's kept sums, one for each K-block, in order."""
+
+    def part_of(block: Expr) -> Expr:
+        return nest.read(nest.buffer(parts), flat((block, *index), sizes), f32)
+
+    total = nest.declare(f32, part_of(Number(0)))
+    with nest.loop(sizes[0] - 1, "ordered") as later:
+        nest.emit(Set(total, nest.apply("add", nest.keep(total), part_of(nest.let(add(later, 1))))))
+    return nest.keep(total)
 
 
 def _tensor_dot(nest: Nest, op: Op, output: Output, form: Form) -> None:
@@ -228,6 +235,15 @@ class Tiled:
     @property
     def sums(self) -> Slice:
         return Slice(Place(self.name, Number(0)), (self.rows, self.columns), (Number(self.pitch), Number(1)))
+
+    def keep(self, nest: Nest, parts: int, start: Index, sizes: Sequence[Size]) -> None:
+        """Every element to a buffer of sums of K-blocks. `start`: the index of the first row, before its columns."""
+        with nest.loop(nest.let(scale(self.rows, self.width)), "lane") as at:
+            row, column = (nest.let(each) for each in split(at, self.width))
+            with nest.guard(nest.less(column, self.columns)):
+                *outer, first, left = start
+                here = (*outer, add(first, row), nest.let(add(left, self.first, column)))
+                nest.store(parts, flat(here, sizes), nest.read(self.name, at, f32))
 
     def store(self, nest: Nest, op: Op, output: Output, element: DType, index: Callable[[Expr, Expr], Index]) -> None:
         """Every element through the epilogue, in one loop on the block's threads."""
