@@ -148,3 +148,9 @@ def panels(width: int, k_pack: int = 1) -> str:
     if k_pack == 1:
         return f"gkn->g n/{width} k n%{width}"
     return f"gkn->g n/{width} k/{k_pack} (n%{width} k%{k_pack})"
+
+
+# A page of keys in i8 is [k / WORD + SCALES, position, WORD]: words of four elements, then the f32 scales of each
+# position's key and of its value. A page of values is [position / WORD, element, WORD]: words of four positions.
+WORD = 4
+SCALES = 2

@@ -14,9 +14,10 @@ from typing import Any, cast
 from smelt.buffer import parse_bytes
 from smelt.bundle.stored import Read
 from smelt.callable_package import call_later
+from smelt.dtype import i8
 from smelt.errors import FileError, UnsupportedError
 from smelt.llm.batch import CHUNK
-from smelt.llm.cache import Pool
+from smelt.llm.cache import Pool, pool_sizes
 from smelt.llm.config import CACHES, MAX_LAYERS, MAX_SIZE, PAGE, Config
 from smelt.llm.engine import SEQUENCES, Engine
 from smelt.llm.language_model import LanguageModel
@@ -161,7 +162,7 @@ def _check_config(config: Config) -> None:
     windows = [layer.window for layer in config.layers if layer.window is not None]
     if not all(1 <= each <= MAX_SIZE for each in (*sizes, *windows)) or not 1 <= len(config.layers) <= MAX_LAYERS:
         raise ValueError("a size is out of range")
-    if config.cache.name not in CACHES:
+    if config.cache not in CACHES.values() or (config.cache == i8 and not config.fits_int8):
         raise ValueError("keys and values have an unknown type")
     if not all(0 <= each < config.v for each in config.stop):
         raise ValueError("a token that ends a text is not in the vocabulary")
@@ -183,9 +184,8 @@ def _step(origin: BundleOrigin, loaded: LoadedModel) -> NativeStep:
 
 def _expected_shapes(config: Config) -> list[str]:
     """The shapes of what a step takes and gives."""
-    keys = f"{config.cache}[P, {config.kv_heads}, {config.head_size}, {PAGE}]"
-    values = f"{config.cache}[P, {config.kv_heads}, {PAGE}, {config.head_size}]"
-    pools = [keys, values] * len(config.layers)
+    sizes = (", ".join(map(str, each[1:])) for each in pool_sizes(config, 1))
+    pools = [f"{config.cache}[P, {each}]" for each in sizes] * len(config.layers)
     inputs = ["i32[S]", *pools, "i32[B, M]", *["i32[S]"] * 4, "i32[R]"]
     return [*inputs, f"f32[R, {config.v}]", f"f32[R, {config.d}]", *pools]
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from smelt.buffer import as_array
-from smelt.dtype import Array
+from smelt.dtype import Array, i8
+from smelt.layout import SCALES, WORD
 from smelt.llm.batch import Pools
 from smelt.llm.config import PAGE, Config
 from smelt.llm.pages import Pages
@@ -120,8 +121,10 @@ class Pool:
 
 def pool_sizes(config: Config, pages: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The shapes of a layer's keys and of its values."""
-    keys = pages, config.kv_heads, config.head_size, PAGE
-    return keys, (pages, config.kv_heads, PAGE, config.head_size)
+    heads, depth = config.kv_heads, config.head_size
+    if config.cache == i8:
+        return (pages, heads, depth // WORD + SCALES, PAGE, WORD), (pages, heads, PAGE // WORD, depth, WORD)
+    return (pages, heads, depth, PAGE), (pages, heads, PAGE, depth)
 
 
 def page_bytes(config: Config) -> int:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smelt.bundle.write import source_record
-from smelt.dtype import DType, dtype
+from smelt.dtype import DType
 from smelt.errors import FileError, ParseError, UnsupportedError
 from smelt.ir.blocks import Block
 from smelt.llm.config import CACHES, Config
@@ -59,7 +59,14 @@ class Checkpoint:
                 got=name,
                 remedy=f"cache={next(iter(CACHES))!r}",
             )
-        return replace(self, config=replace(self.config, cache=dtype(name)))
+        if name == "int8" and not self.config.fits_int8:
+            raise UnsupportedError(
+                "keys and values in int8 are words of four elements",
+                expected="a head size that is a multiple of 4",
+                got=self.config.head_size,
+                remedy="cache='f16'",
+            )
+        return replace(self, config=replace(self.config, cache=CACHES[name]))
 
     @property
     def nbytes(self) -> int:

@@ -77,7 +77,15 @@ def load_checkpoint(
     mesh: Mesh | None = None,
 ) -> LanguageModel:
     """A checkpoint that is open → its model."""
-    found = found.with_cache(cache or cache_type(found, precision))
+    on_processor = mesh is None and _is_native(device, engine)
+    if cache == "int8" and not on_processor and engine != "reference":
+        raise UnsupportedError(
+            "keys and values in int8 need a kernel for them",
+            expected="the native engine on a processor",
+            got=f"device={device!r}, engine={engine!r}",
+            remedy="cache='bf16', or no cache=",
+        )
+    found = found.with_cache(cache or cache_type(found, precision, on_processor))
     wanted = choose_context(found.config, context)
     weights = _weight_bytes(found, precision)
     if limit is not None:
@@ -117,13 +125,14 @@ def _make_step(checkpoint: Checkpoint, device: str, engine: str, precision: str,
     return made
 
 
-def cache_type(checkpoint: Checkpoint, precision: str) -> str:
-    """The default: f16 where products round activations to 8 bits, which is far coarser; bf16 where they do to that."""
+def cache_type(checkpoint: Checkpoint, precision: str, on_processor: bool = True) -> str:
+    """The default: int8 where products round activations to 8 bits, f16 where that has no kernel; bf16 where they do to
+    that."""
     if precision == "bf16":
         return "bf16"
-    return (
-        "f16" if precision == "q8" and any(isinstance(each, Block) for each in checkpoint.formats.values()) else "f32"
-    )
+    if precision != "q8" or not any(isinstance(each, Block) for each in checkpoint.formats.values()):
+        return "f32"
+    return "int8" if on_processor and checkpoint.config.fits_int8 else "f16"
 
 
 def _weight_bytes(checkpoint: Checkpoint, precision: str) -> int:

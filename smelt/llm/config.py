@@ -8,12 +8,13 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from smelt.dtype import Array, DType, f32
+from smelt.dtype import Array, DType, bf16, f16, f32, i8
 from smelt.errors import UnsupportedError
+from smelt.layout import SCALES, WORD
 
 PAGE = 64  # positions of a page of the KV cache
 LONG = 1 << 30  # a step's position is this much greater where the token's sequence has the frequencies `Rope.long`
-CACHES = ("f32", "f16", "bf16")  # types of keys and values in memory
+CACHES = {"f32": f32, "f16": f16, "bf16": bf16, "int8": i8}  # types of keys and values in memory
 MAX_LAYERS = 10_000
 MAX_SIZE = 1 << 24  # of a width, a vocabulary, a number of heads
 
@@ -106,9 +107,15 @@ class Config:
         return max(windows) if len(windows) == len(self.layers) else None
 
     @property
+    def fits_int8(self) -> bool:
+        """Whether keys are whole words of i8."""
+        return self.head_size % WORD == 0
+
+    @property
     def cache_bytes(self) -> int:
-        """Bytes of keys and values per token."""
-        return self.cache.bits // 4 * len(self.layers) * self.kv_heads * self.head_size
+        """Bytes of keys and values per token, of i8 with their scales."""
+        scales = 4 * SCALES if self.cache == i8 else 0
+        return len(self.layers) * self.kv_heads * (self.cache.bits // 4 * self.head_size + scales)
 
 
 class Fields:

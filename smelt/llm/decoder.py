@@ -22,7 +22,7 @@ from smelt.llm.config import LONG, Config, Layer, Rope
 from smelt.llm.draw import Draw, draw_tokens
 from smelt.llm.layers import Formats, Linear, Matrix, Norm
 from smelt.llm.moe import Mixture
-from smelt.llm.paged import paged_attention, sequence_attention, write_pages
+from smelt.llm.paged import paged_attention, sequence_attention, store_as, write_pages
 from smelt.llm.slots import slot_attention, write_slots
 from smelt.tensor import nn
 from smelt.tensor.core import Tensor
@@ -158,7 +158,7 @@ class Attention(Model):
         if layer.rope is not None:
             long = None if places.long is None else _take_rows(places.long, rows)
             q, k = apply_rope(q, layer.rope, position, long), apply_rope(k, layer.rope, places.position, places.long)
-        new = cast(k, config.cache), cast(v, config.cache)
+        new = store_as(k, v, config.cache)
         if isinstance(places, Slots):
             keys, values = (write_slots(old, each, places.position) for old, each in zip(cache, new, strict=True))
             y = slot_attention(q, keys, values, position, config.scale, config.softcap, layer.window)

@@ -12,10 +12,13 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from smelt.dtype import DType, f32, i32
+from smelt.dtype import DType, f32, i8, i32
 from smelt.ir.attributes import ScatterDims
 from smelt.ir.core import Func
+from smelt.ir.ops.packed_blocks import LEAST, MOST
+from smelt.layout import SCALES, WORD
 from smelt.llm.config import PAGE
+from smelt.shape import Shape
 from smelt.tensor.axes import shape_of
 from smelt.tensor.composite import composite
 from smelt.tensor.core import Tensor
@@ -36,8 +39,7 @@ def paged_attention(
     body = _decomposition(heads, kv_heads, depth, float(scale), float(softcap), window or 0, cache)
 
     def attend(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, sequence: Tensor, position: Tensor) -> Tensor:
-        """q f32[s, h, k], keys [p, g, k, o] and values [p, g, o, k] of the type `cache`, table i32[b, m], sequence and
-        position i32[s]."""
+        """q f32[s, h, k], keys and values as `pool_texts` says, table i32[b, m], sequence and position i32[s]."""
         operands = (q.transpose("s", "h", "k"), keys, values, table, sequence, position)
         return composite("smelt.paged_attention", operands, attributes, body, ("s", "h", "k"))
 
@@ -45,24 +47,51 @@ def paged_attention(
 
 
 def pool_texts(kv_heads: int, depth: int, cache: DType) -> tuple[str, str]:
-    """The shapes of a layer's keys, transposed within a page, and of its values."""
-    return f"{cache}[p=P, g={kv_heads}, k={depth}, o={PAGE}]", f"{cache}[p=P, g={kv_heads}, o={PAGE}, k={depth}]"
+    """The shapes of a layer's keys, transposed within a page, and of its values. Keys in i8 are words of four elements,
+    with scales after them, values words of four positions (`ir.ops.paged_attention`)."""
+    keys, values = f"k={depth}, o={PAGE}", f"o={PAGE}, k={depth}"
+    if cache == i8:
+        keys, values = f"r={depth // WORD + SCALES}, o={PAGE}, c={WORD}", f"w={PAGE // WORD}, k={depth}, x={WORD}"
+    return f"{cache}[p=P, g={kv_heads}, {keys}]", f"{cache}[p=P, g={kv_heads}, {values}]"
+
+
+def store_as(k: Tensor, v: Tensor, cache: DType) -> tuple[Tensor, Tensor]:
+    """New keys and values f32[s, g, k] as pages hold them: [s, g, k], or keys in i8 [s, g, r, c]."""
+    if cache != i8:
+        return el.cast(k, cache), el.cast(v, cache)
+    (keys, key_steps), (values, value_steps) = round_rows(k), round_rows(v)
+    names = ("s", "g", "c")
+    scales = [
+        emit("bitcast_convert", each, names=names, result=Shape.of(i8, (*each.shape.sizes, WORD)))
+        for each in (key_steps, value_steps)
+    ]
+    rows = concatenate([el.cast(keys, i8), *(each.rename(c="k") for each in scales)], "k")
+    return rows.split("k", r=None, c=WORD), el.cast(values, i8)
+
+
+def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of integers, of which the largest is 127, and the scale of each row."""
+    x = x.transpose(*(each for each in x.axes or () if each != "k"), "k")
+    steps = x.abs().max("k") / float(MOST)
+    factors = el.where(steps < float(LEAST), 0.0, 1.0 / steps)
+    return (x * factors).round(), steps
 
 
 def write_pages(pool: Tensor, new: Tensor, page: Tensor, place: Tensor) -> Tensor:
-    """Keys [p, g, k, o] or values [p, g, o, k] with new ones [s, g, k] at (page, place) each; a page outside is not
-    written."""
-    wide = concatenate([each.to(i32).split("s", s=None, j=1) for each in (page, place)], "j")
+    """Keys or values in pages, with new ones (`store_as`) at (page, place) each; a page outside is not written."""
     assert pool.axes is not None
-    inserted = 0, pool.axes.index("o")
+    at = {"p": page, "w": place // WORD, "x": place % WORD} if "w" in pool.axes else {"p": page, "o": place}
+    wide = concatenate([each.to(i32).split("s", s=None, j=1) for each in at.values()], "j")
+    inserted = tuple(pool.axes.index(each) for each in at)
+    kept = tuple(each for each in pool.axes if each not in at)
     dims = ScatterDims(
-        update_window_dims=(1, 2),
+        update_window_dims=tuple(range(1, 1 + len(kept))),
         inserted_window_dims=inserted,
         scatter_dims_to_operand_dims=inserted,
         index_vector_dim=1,
     )
     region = scalar_region(pool.dtype, lambda _, b: b)
-    updates = new.transpose("s", "g", "k")
+    updates = new.transpose("s", *kept)
     return emit("scatter", pool, wide, updates, names=pool.axes, regions=(region,), scatter_dimension_numbers=dims)
 
 
@@ -99,6 +128,17 @@ def _weigh(scores: Tensor, seen: Tensor) -> Tensor:
     return powers / el.where(total > 0, total, 1.0)
 
 
+def _open_pages(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Pages of i8, [s, m, …], as f32."""
+    words, scales = k.slice(r=slice(None, -SCALES)), k.slice(r=slice(-SCALES, None))
+    names, sizes = ("s", "m", "g", "r", "o"), scales.shape.sizes[:-1]
+    scales = emit("bitcast_convert", scales, names=names, result=Shape.of(f32, sizes))
+    key_steps, value_steps = (scales.slice(r=at) for at in range(SCALES))
+    words = words.transpose("s", "m", "g", "r", "c", "o").merge("r c", "k")
+    rows = v.transpose("s", "m", "g", "w", "x", "k").merge("w x", "o")
+    return el.cast(words, f32) * key_steps, el.cast(rows, f32) * value_steps
+
+
 @lru_cache
 def _decomposition(
     heads: int, kv_heads: int, depth: int, scale: float, softcap: float, window: int, cache: DType
@@ -107,8 +147,11 @@ def _decomposition(
 
     def attend(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, sequence: Tensor, position: Tensor) -> Tensor:
         pages = table.take(sequence, "b")
-        k, v = (el.cast(each.take(pages, "p"), f32) for each in (keys, values))  # [s, m, …]
-        k, v = (each.transpose("s", "m", "o", "g", "k").merge("m o", "t") for each in (k, v))
+        k, v = (each.take(pages, "p") for each in (keys, values))  # [s, m, …]
+        if cache == i8:
+            codes, steps = round_rows(q)
+            q, k, v = codes * steps, *_open_pages(k, v)
+        k, v = (el.cast(each, f32).transpose("s", "m", "o", "g", "k").merge("m o", "t") for each in (k, v))
         q = q.split("h", g=kv_heads, r=None)
         scores = _score(q, k, scale, softcap)
         seen = _sees(position, k.size("t"), window)

@@ -7,6 +7,7 @@ Called by `pipeline` for engines with packed GEMMs.
 from __future__ import annotations
 
 from smelt.dim import Size, product
+from smelt.dtype import i8
 from smelt.ir.core import Value
 from smelt.ir.ops.attention import AttentionAxes, AttentionNumbers
 from smelt.ir.ops.paged_attention import PagedNumbers
@@ -20,19 +21,21 @@ COMPOSITES = frozenset(
     }
 )
 QUERIES = 64  # of a block: their scores and results stay in L1 and L2
+LANES = 16  # positions of a page of i8 are whole vectors
 DEEPEST = 512  # elements of a query or value row that a kernel keeps cache-resident
 
 _FLOATS = ("f32", "f16", "bf16")
 
 
-def attention_rules(columns: int) -> list[Rule]:
-    """The rules that fuse attention, for a register tile of `columns` columns."""
+def attention_rules(columns: int, has_int8_pages: bool = True) -> list[Rule]:
+    """The rules that fuse attention, for a register tile of `columns` columns. Without a kernel for pages of i8 these
+    are decomposed."""
 
     def attention(m: Match) -> Value | None:
         return _fuse(m, columns)
 
     def fuse_paged(m: Match) -> Value | None:
-        return _fuse_paged(m, columns)
+        return _fuse_paged(m, columns, has_int8_pages)
 
     return [
         Rule(op("stablehlo.composite"), attention, "attention is one kernel"),
@@ -65,7 +68,7 @@ def _fuse(m: Match, columns: int) -> Value | None:
     return m.build.op("smelt.attention", *operands, composite_attributes=said, width=width, result=m.shape).result
 
 
-def _fuse_paged(m: Match, width: int) -> Value | None:
+def _fuse_paged(m: Match, width: int, has_int8_pages: bool) -> Value | None:
     said = m.op.attrs["composite_attributes"]
     if m.op.attrs["name"] != "smelt.paged_attention" or PagedNumbers.of(said) is None:
         return None
@@ -75,6 +78,7 @@ def _fuse_paged(m: Match, width: int) -> Value | None:
     static = all(isinstance(size, int) for size in (*q.sizes[1:], *keys.sizes[1:], *values.sizes[1:]))
     if not static or not all(isinstance(size, int) and size <= DEEPEST for size in deep):
         return None
-    if any(str(shape.dtype) not in _FLOATS for shape in (q, keys, values)):
+    is_int8 = keys.dtype == i8 and has_int8_pages and keys.sizes[3] % LANES == 0
+    if any(str(shape.dtype) not in _FLOATS for shape in ((q,) if is_int8 else (q, keys, values))):
         return None
     return m.build.op("smelt.paged_attention", *operands, composite_attributes=said, width=width).result

@@ -156,7 +156,9 @@ def passes(
     )
     on_blocks = Pass("lower_blocks", per_function(blocks), "multiply by packed block-quantised weights")
     fused = (
-        Pass("fuse_attention", rules(attention_rules(width)), "FlashAttention: scores are never materialised"),
+        Pass(
+            "fuse_attention", rules(attention_rules(width, not simt)), "FlashAttention: scores are never materialised"
+        ),
         *((on_blocks,) if target is None or target.kind == "cpu" else ()),  # a GPU multiplies by decoded weights
         Pass("lower_int8", rules(int8_rules(width)), "compute quantised matmuls and convolutions as int8 GEMM"),
         Pass("inline", inline_composites, "decompose composites that have no kernel"),

@@ -3,6 +3,7 @@
 Neighbouring queries of one sequence and one head of keys are the rows of a block. A page of keys [depth, position] and
 one of values [position, element] are right operands of the micro-kernel, in place. Every query is a row of its own that
 takes pages in order, and a masked key counts exactly zero: so its bits depend on neither its block nor its batch.
+`paged_int8.py` has the products with pages of i8.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from dataclasses import dataclass, field
 from math import gcd, inf
 
 from smelt.dim import Size
-from smelt.dtype import DType, bf16, f16, f32, i1, i32, i64
+from smelt.dtype import DType, bf16, f16, f32, i1, i8, i32, i64
 from smelt.frozen import Frozen
 from smelt.ir.core import Op
 from smelt.ir.ops.paged_attention import PagedNumbers
+from smelt.kernel.build import paged_int8
 from smelt.kernel.build.gather_scatter import to_index
 from smelt.kernel.build.gemm import axis_stride, element_place
 from smelt.kernel.build.sinks import Output, sink
@@ -50,6 +52,14 @@ class Paged(Frozen):
         heads, groups, depth, deep, page = (each for each in static if isinstance(each, int))
         assert numbers is not None, "inference has seen the attributes"
         return Paged(op, numbers, op.attrs["width"], q[0], groups, heads // groups, depth, deep, page)
+
+    @property
+    def block_rows(self) -> int:
+        return ROWS
+
+    @property
+    def is_int8(self) -> bool:
+        return tensor(self.op.operands[1]).element == i8
 
     @property
     def together(self) -> int:
@@ -87,7 +97,7 @@ def build_blocks(nest: Nest, op: Op, output: Output, here: Size) -> None:
         first = nest.apply("EQ", inside, Number(0), dtype=i1)
         other = nest.apply("NE", sequence, previous, dtype=i1)
         with nest.guard(nest.apply("or", first, other, dtype=i1)):
-            _Block(nest, paged, token, inside, sequence, part, group).write(output)
+            Block(nest, paged, token, inside, sequence, part, group).write(output)
 
 
 def _index(nest: Nest, op: Op, operand: int, *at: Expr) -> Expr:
@@ -95,7 +105,9 @@ def _index(nest: Nest, op: Op, operand: int, *at: Expr) -> Expr:
 
 
 @dataclass(slots=True)
-class _Block:
+class Block:
+    """Queries of one sequence and one head of keys."""
+
     nest: Nest
     paged: Paged
     token: Expr  # the first one
@@ -136,7 +148,10 @@ class _Block:
             self.multiply_keys(scores, queries, place, after)
             self.mask(scores, places, key, low, high)
             self.weigh(scores, best, total, result)
-            self.multiply_values(result, scores, place, after, count)
+            if isinstance(queries, str):
+                self.multiply_values(result, scores, place, after, count)
+            else:
+                paged_int8.multiply_values(self, result, scores, queries, place, after, count)
         self.finish(output, result, total)
 
     # -- what the block is --
@@ -168,16 +183,19 @@ class _Block:
             head = add(scale(self.group, self.paged.shared), scale(self.part, ROWS), i)
             yield nest.let(add(self.token, t)), nest.let(head), nest.let(add(scale(t, self.paged.shared), i))
 
-    def load_queries(self) -> tuple[str, str]:
-        """Scaled queries, [row, depth], and their positions."""
+    def load_queries(self) -> tuple[str | paged_int8.Queries, str]:
+        """Scaled queries, [row, depth], or rounded ones, and their positions."""
         nest, paged = self.nest, self.paged
-        queries, places = self.array("query", ROWS * paged.depth), self.array("place", ROWS, i32)
-        with self.rows() as (at, head, row):
+        places = self.array("place", ROWS, i32)
+        with self.rows() as (at, _, row):
             nest.write(places, row, nest.convert(_index(nest, paged.op, 5, at), i32))
-            with nest.loop(paged.depth, "lane") as d:
-                element = nest.convert(nest.pull(paged.op.operands[0], (at, head, d)), f32)
-                scaled = nest.apply("multiply", element, Number(paged.numbers.scale, f32))
-                nest.write(queries, add(scale(row, paged.depth), d), scaled)
+        if paged.is_int8:
+            return paged_int8.round_queries(self), places
+        queries = self.array("query", ROWS * paged.depth)
+        with self.rows() as (at, head, row), nest.loop(paged.depth, "lane") as d:
+            element = nest.convert(nest.pull(paged.op.operands[0], (at, head, d)), f32)
+            scaled = nest.apply("multiply", element, Number(paged.numbers.scale, f32))
+            nest.write(queries, add(scale(row, paged.depth), d), scaled)
         return queries, places
 
     def start_sums(self) -> tuple[str, str]:
@@ -216,8 +234,13 @@ class _Block:
         group = nest.apply("select", is_last, other, self.group, dtype=i64)
         return self.find_page(sequence, following), group
 
-    def multiply_keys(self, scores: str, queries: str, page: Expr, after: tuple[Expr, Expr]) -> None:
+    def multiply_keys(
+        self, scores: str, queries: str | paged_int8.Queries, page: Expr, after: tuple[Expr, Expr]
+    ) -> None:
         """Queries by all keys of a page; what is not there is masked later."""
+        if not isinstance(queries, str):
+            paged_int8.multiply_keys(self, scores, queries, page, after)
+            return
         nest, paged, value = self.nest, self.paged, self.paged.op.operands[1]
         depth = Number(paged.depth)
         left = Slice(Place(queries, Number(0)), (self.used, Number(1), depth), (depth, Number(0), Number(1)))
@@ -321,11 +344,7 @@ class _Block:
         """Online softmax, row by row: scores become weights; the result so far is rescaled."""
         nest, paged = self.nest, self.paged
         with nest.loop(self.used, "ordered") as i:
-            chunks = [
-                add(scale(i, paged.width), start * ROWS + at)
-                for start, columns in paged.panels(paged.page)
-                for at in range(0, columns, paged.lanes)
-            ]
+            chunks = [place for place, _ in self.chunks(i)]
             part = self.array("part", paged.lanes)
             with nest.loop(paged.lanes, "lane") as lane:
                 most = nest.read(scores, add(chunks[0], lane), f32)
@@ -354,14 +373,23 @@ class _Block:
                         place = add(scale(i, paged.width), e, start * ROWS)
                         nest.write(result, place, nest.apply("multiply", nest.read(result, place, f32), factor))
 
+    def chunks(self, row: Expr) -> list[tuple[Expr, int]]:
+        """Vectors of a row of scores: where each begins, and its first position in the page."""
+        paged = self.paged
+        return [
+            (add(scale(row, paged.width), start * ROWS + at), start + at)
+            for start, columns in paged.panels(paged.page)
+            for at in range(0, columns, paged.lanes)
+        ]
+
     def greater(self, new: Expr, old: Expr) -> Expr:
         """The greater one; a NaN in the new one does not count here, it shows in the weights."""
         bigger = self.nest.apply("GT", new, old, dtype=i1)
         return self.nest.apply("select", bigger, new, old, dtype=f32)
 
-    def combine(self, part: str, start: Expr, function: Callable[[Expr, Expr], Expr]) -> Expr:
+    def combine(self, part: str, start: Expr, function: Callable[[Expr, Expr], Expr], dtype: DType = f32) -> Expr:
         """All lanes of a row in one, as a tree."""
-        found = [self.nest.read(part, add(start, lane), f32) for lane in range(self.paged.lanes)]
+        found = [self.nest.read(part, add(start, lane), dtype) for lane in range(self.paged.lanes)]
         while len(found) > 1:
             half = len(found) // 2
             found = [function(a, b) for a, b in zip(found[:half], found[half:], strict=True)]

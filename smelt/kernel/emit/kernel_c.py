@@ -157,9 +157,8 @@ class KernelPrinter(Printer):
             f"{sums.array} + {self.expr(sums.index)}",
             *map(self.expr, (mma.accumulate, share.number, share.count)),
         ]
-        if mma.form.k_pack == 1:
-            later, kind = mma.prefetch, math.storage(mma.form.right)
-            given.append(self.address(later, kind) if isinstance(later, Place) else "0")
+        later = mma.prefetch
+        given.append(self.address(later, math.storage(mma.form.right)) if isinstance(later, Place) else "0")
         name, panel = f"smelt_mma_{mma.form.name}", mma.acc.strides[-2]
         assert isinstance(panel, Number), "the width of a panel is known"
         if (width := panel.value) != self.columns:

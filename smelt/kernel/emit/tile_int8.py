@@ -167,8 +167,8 @@ def mma_text(form: PackedForm, shape: TileShape, *, narrow: bool = False) -> str
     counts = range(1, vectors + 1) if narrow else [vectors]
     texts = [_family(form, shape, count) for count in counts]
     if narrow:
-        cases = (f"    case {count}: {name}{count}(rows, {ARGUMENTS}, part, parts); break;" for count in counts)
-        given = f"i64 rows, {_signature(form)}, i64 accumulate, i64 part, i64 parts, i64 columns"
+        cases = (f"    case {count}: {name}{count}(rows, {ARGUMENTS}, part, parts, later); break;" for count in counts)
+        given = f"i64 rows, {_signature(form)}, {_prefetched(form)}, i64 columns"
         head = f"static void {name}_narrow({given}) {{"
         texts += [head, f"  switch ((columns + {shape.lanes - 1}) / {shape.lanes}) {{", *cases, "  }", "}"]
     texts.append(f"#define {name} {name}{vectors}")
@@ -181,6 +181,11 @@ def _signature(form: PackedForm) -> str:
     return f"{left}, {right}, i64 taps, i64 count, {form.total} *tile"
 
 
+def _prefetched(form: PackedForm) -> str:
+    """The parameters after the signature: what is prefetched, the rows after these or those of a later call."""
+    return f"i64 accumulate, i64 part, i64 parts, const {form.right} *later"
+
+
 def _family(form: PackedForm, shape: TileShape, vectors: int) -> str:
     """The function for `vectors` of columns, and one for each number of rows that fits in the registers."""
     name, k_pack = f"{form.name}{vectors}", form.k_pack
@@ -188,19 +193,22 @@ def _family(form: PackedForm, shape: TileShape, vectors: int) -> str:
     most = min(MAX_TILE_ROWS, shape.rows * shape.columns // (shape.lanes * vectors))
     lines = max(1, shape.columns * k_pack * PREFETCH_STEPS // line)
     prefetch = f"b + taps * all * b_stride + part % lines * each * (taps * all / {PREFETCH_STEPS}) * {line}"
+    later = max(1, vectors * shape.lanes * k_pack * PREFETCH_STEPS // line)
+    later += later // 8  # what follows in a page of keys
     text = [
         *(_rows_text(form, f"{name}_{rows}", rows, shape, vectors) for rows in range(1, most + 1)),
-        f"static void {name}(i64 rows, {_signature(form)}, i64 accumulate, i64 part, i64 parts) {{",
+        f"static void {name}(i64 rows, {_signature(form)}, {_prefetched(form)}) {{",
         f"  const i64 lines = {lines}, all = (count + {k_pack - 1}) / {k_pack};  /* per {PREFETCH_STEPS} words */",
-        f"  const i64 each = parts <= 1 && rows <= {STREAMED_ROWS} ? 0"
+        f"  i64 each = later ? {later} : parts <= 1 && rows <= {STREAMED_ROWS} ? 0"
         " : parts < lines ? (lines + parts - 1) / (parts + !parts) : 1;",
-        f"  const {form.right} *prefetch = {prefetch};",
+        f"  const {form.right} *prefetch = later ? later : {prefetch};",
         "  for (i64 part_rows; rows > 0;"
         f" rows -= part_rows, a += part_rows * a_row_stride, tile += part_rows * {shape.columns}) {{",
         f"    const i64 tiles = (rows + {most - 1}) / {most};",
         "    switch (part_rows = (rows + tiles - 1) / tiles) {",
         *(f"      case {rows}: {name}_{rows}({ARGUMENTS}, prefetch, each); break;" for rows in range(1, most + 1)),
         "    }",
+        "    if (later) each = 0;  /* the first tile's steps have prefetched all */",
         "  }",
         "}",
     ]

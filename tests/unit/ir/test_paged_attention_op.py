@@ -34,6 +34,8 @@ CASES: dict[str, tuple[int, int, int, int, int, int, float, bool, str]] = {
     "many heads of one group, sinks": (70, 1, 5, 8, 4, 3, 0.0, True, "f16"),
     "pages of 64": (4, 2, 16, 16, 64, 0, 0.0, True, "bf16"),
     "whole vectors of f16": (2, 1, 5, 32, 16, 0, 0.0, False, "f16"),
+    "int8": (6, 2, 12, 20, 16, 0, 0.0, False, "i8"),
+    "int8, many heads, window, softcap, sinks": (50, 1, 8, 16, 32, 21, 2.0, True, "i8"),
 }
 
 ORDERS = (0, 2, 3, 1), (0, 2, 1, 3)  # of pages [page, position, group, element]: keys, values
@@ -42,8 +44,10 @@ ORDERS = (0, 2, 3, 1), (0, 2, 1, 3)  # of pages [page, position, group, element]
 def program(case: tuple[Any, ...], width: int = 16) -> Program:
     heads, groups, depth, values, page, window, softcap, sinks, element = case
     n, p, b, m = (symbol(name) for name in "NPBM")
-    shapes = [Shape("f32", n, heads, depth), Shape(element, p, groups, depth, page)]
-    shapes += [Shape(element, p, groups, page, values), Shape("i32", b, m), Shape("i32", n), Shape("i32", n)]
+    keys = (depth // 4 + 2, page, 4) if element == "i8" else (depth, page)
+    shapes = [Shape("f32", n, heads, depth), Shape(element, p, groups, *keys)]
+    rows = (page // 4, values, 4) if element == "i8" else (page, values)
+    shapes += [Shape(element, p, groups, *rows), Shape("i32", b, m), Shape("i32", n), Shape("i32", n)]
     f = FuncBuilder("main", [*shapes, Shape("f32", heads)] if sinks else shapes)
     said = encode("smelt.paged_attention", {"scale": 0.3, "softcap": softcap, "window": window})
     return Program.of(f.func(f.op("smelt.paged_attention", *f.args, composite_attributes=said, width=width).result))
@@ -57,17 +61,39 @@ def inputs(case: tuple[Any, ...], seed: int) -> list[Array]:
     sequence = np.repeat([0, 1, 2, 1], counts).astype(np.int32)
     position = np.concatenate([np.arange(n) + at for n, at in zip(counts, starts, strict=True)]).astype(np.int32)
     table = random.permutation(19)[:15].reshape(3, 5).astype(np.int32)
-    narrow = dtype(element).numpy
-    pools = [random.standard_normal((19, page, groups, size)).astype(narrow) for size in (depth, values)]
+    pools = [random.standard_normal((19, page, groups, size)) for size in (depth, values)]
     pools = [np.ascontiguousarray(each.transpose(order)) for each, order in zip(pools, ORDERS, strict=True)]
-    given = [random.standard_normal((len(sequence), heads, depth)).astype(np.float32), *pools]
+    pools = pack_int8(*pools) if element == "i8" else [each.astype(dtype(element).numpy) for each in pools]
+    given: list[Array] = [random.standard_normal((len(sequence), heads, depth)).astype(np.float32), *pools]
     given += [table, sequence, position]
     return [*given, random.standard_normal(heads).astype(np.float32)] if sinks else given
+
+
+def pack_int8(keys: Array, values: Array) -> list[Array]:
+    """Pages of i8 of keys [p, g, k, s] and values [p, g, s, e]."""
+    keys = keys.swapaxes(2, 3)
+    scales = [(np.abs(each).max(-1) / 127).astype(np.float32) for each in (keys, values)]
+    codes = [np.rint(x / scale[..., None]).astype(np.int8) for x, scale in zip((keys, values), scales, strict=True)]
+    rows = np.concatenate([codes[0], *(each[..., None].view(np.int8) for each in scales)], -1)  # [p, g, s, k + 8]
+    words = rows.reshape(*rows.shape[:3], -1, 4).transpose(0, 1, 3, 2, 4)
+    positions = codes[1].reshape(*words.shape[:2], -1, 4, values.shape[3]).swapaxes(3, 4)
+    return [np.ascontiguousarray(words), np.ascontiguousarray(positions)]
+
+
+def open_int8(q: Array, keys: Array, values: Array) -> tuple[Array, Array, Array]:
+    """What pages of i8 hold, and queries as they are rounded."""
+    rows = keys.transpose(0, 1, 3, 2, 4).reshape(*keys.shape[:2], keys.shape[3], -1)
+    values = values.swapaxes(3, 4).reshape(*values.shape[:2], -1, values.shape[3])
+    scales = [np.ascontiguousarray(rows[..., at : at + 4]).view(np.float32) for at in rows.shape[3] - np.array([8, 4])]
+    step = np.abs(q).max(-1, keepdims=True) / np.float32(127)
+    return np.rint(q * (1 / step)) * step, (rows[..., :-8] * scales[0]).swapaxes(2, 3), values * scales[1]
 
 
 def expected(case: tuple[Any, ...], given: list[Array]) -> Array:
     """Query by query, over keys that stand in a row, by JAX."""
     q, keys, values, table, sequence, position = given[:6]
+    if keys.dtype == np.int8:
+        q, keys, values = open_int8(q, keys, values)
     keys, values = keys.transpose(0, 3, 1, 2), values.transpose(0, 2, 1, 3)
     window, softcap, sinks = case[5:8]
     rows = []
@@ -108,7 +134,8 @@ def test_bits_of_a_query_are_its_own(name: str, seed: int, monkeypatch: pytest.M
         assert not isinstance(made, SmeltError), made
         given = inputs(case, seed)
         got = np.asarray(made(*given)[0])
-        np.testing.assert_allclose(got, expected(case, given), rtol=2e-5, atol=2e-6)
+        rounding = 1e-4 if case[8] == "i8" else 2e-6  # weights of a page have 16 bits
+        np.testing.assert_allclose(got, expected(case, given), rtol=2e-5, atol=rounding)
         for start in range(0, len(got), 5):
             part = [each[start : start + 5] if i in (0, 4, 5) else each for i, each in enumerate(given)]
             assert (np.asarray(made(*part)[0]) == got[start : start + 5]).all()
