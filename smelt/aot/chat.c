@@ -70,7 +70,6 @@ static smelt_tensor tensor(int32_t dtype, int32_t rank, const int64_t *sizes, vo
 
 static int open_session(Session *session, smelt_model *model, int64_t context) {
   int64_t pages = (context + chat.page - 1) / chat.page, pools = 2 * (int64_t)chat.layers;
-  int64_t bytes = pages * chat.heads * chat.head_size * chat.page * chat.cache_itemsize;
   size_t steps = (size_t)chat.chunk * sizeof(int32_t);
   session->model = model, session->context = context;
   session->inputs = calloc((size_t)pools + 7, sizeof *session->inputs);
@@ -85,10 +84,12 @@ static int open_session(Session *session, smelt_model *model, int64_t context) {
     return no_memory();
   for (int64_t i = 0; i < pages; i++) session->table[i] = (int32_t)i;
   for (int64_t i = 0; i < pools; i++) { /* pages that are not used yet take no memory */
-    int64_t keys[] = {pages, chat.heads, chat.head_size, chat.page}, values[] = {pages, chat.heads, chat.page, chat.head_size};
+    const int64_t *page = i % 2 ? chat.values : chat.keys;
+    int64_t sizes[5] = {pages}, bytes = pages * chat.cache_itemsize;
+    for (int d = 1; d < chat.cache_rank; d++) sizes[d] = page[d - 1], bytes *= page[d - 1];
     void *pool = calloc(1, (size_t)bytes);
     if (!pool) return no_memory();
-    session->inputs[1 + i] = tensor(chat.cache_dtype, 4, i % 2 ? values : keys, pool, bytes);
+    session->inputs[1 + i] = tensor(chat.cache_dtype, chat.cache_rank, sizes, pool, bytes);
   }
   return 1;
 }

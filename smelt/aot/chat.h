@@ -44,8 +44,9 @@ int encode(const Tokens *tokens, const char *text, size_t length, List *out); /*
 /* A model: the sizes of its step, and the texts between messages. */
 typedef struct {
   const Tokens *tokens;
-  int32_t layers, vocabulary, width, heads, head_size, page, chunk, context;
-  int32_t cache_dtype, cache_itemsize;
+  int32_t layers, vocabulary, width, page, chunk, context;
+  int32_t cache_dtype, cache_itemsize, cache_rank;
+  int64_t keys[4], values[4]; /* sizes of a page */
   int32_t stop_count;
   const int32_t *stops;
   /* A conversation: open, message, answer, answer_user, message, answer …; with a system message: open_system, text,

@@ -50,20 +50,21 @@ def build_chat(parts: Parts, model: ChatModel, machine: Machine, options: Option
 
 def chat_unit(parts: Parts, model: ChatModel) -> tuple[str, bytes]:
     """The C of a model's tables, and the bytes that it embeds."""
-    logits, states, keys, *_ = (port.shape for port in parts.signature.outputs)
+    logits, states, keys, values, *_ = (port.shape for port in parts.signature.outputs)
     tables, content = tokens_unit(make_tables(model.tokenizer, _size(logits, 1)))
     about = {
         "tokens": "&tokens",
         "layers": (len(parts.signature.outputs) - 2) // 2,
         "vocabulary": _size(logits, 1),
         "width": _size(states, 1),
-        "heads": _size(keys, 1),
-        "head_size": _size(keys, 2),
         "page": model.page,
         "chunk": model.chunk,
         "context": model.context,
         "cache_dtype": dtype_code(keys),
         "cache_itemsize": keys.dtype.numpy.itemsize,
+        "cache_rank": keys.rank,
+        "keys": _page(keys),
+        "values": _page(values),
         "stop_count": len(model.stops),
         "stops": f"(const int32_t[]){{{', '.join(map(str, model.stops)) or 0}}}",
         "is_trimmed": int(model.is_trimmed),
@@ -85,6 +86,11 @@ def tokens_unit(tables: Tables) -> tuple[str, bytes]:
 
 def _fields(values: Mapping[str, object]) -> str:
     return ", ".join(f".{name} = {value}" for name, value in values.items())
+
+
+def _page(pool: Shape) -> str:
+    """The sizes of a page of keys or values."""
+    return f"{{{', '.join(str(_size(pool, axis)) for axis in range(1, pool.rank))}}}"
 
 
 def _size(shape: Shape, axis: int) -> int:
