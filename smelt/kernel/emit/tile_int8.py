@@ -168,7 +168,7 @@ def mma_text(form: PackedForm, shape: TileShape, *, narrow: bool = False) -> str
     texts = [_family(form, shape, count) for count in counts]
     if narrow:
         cases = (f"    case {count}: {name}{count}(rows, {ARGUMENTS}, part, parts, later); break;" for count in counts)
-        given = f"i64 rows, {_signature(form)}, {_prefetched(form)}, i64 columns"
+        given = f"i64 rows, {_signature(form)}, {_prefetch_parameters(form)}, i64 columns"
         head = f"static void {name}_narrow({given}) {{"
         texts += [head, f"  switch ((columns + {shape.lanes - 1}) / {shape.lanes}) {{", *cases, "  }", "}"]
     texts.append(f"#define {name} {name}{vectors}")
@@ -181,7 +181,7 @@ def _signature(form: PackedForm) -> str:
     return f"{left}, {right}, i64 taps, i64 count, {form.total} *tile"
 
 
-def _prefetched(form: PackedForm) -> str:
+def _prefetch_parameters(form: PackedForm) -> str:
     """The parameters after the signature: what is prefetched, the rows after these or those of a later call."""
     return f"i64 accumulate, i64 part, i64 parts, const {form.right} *later"
 
@@ -197,7 +197,7 @@ def _family(form: PackedForm, shape: TileShape, vectors: int) -> str:
     later += later // 8  # what follows in a page of keys
     text = [
         *(_rows_text(form, f"{name}_{rows}", rows, shape, vectors) for rows in range(1, most + 1)),
-        f"static void {name}(i64 rows, {_signature(form)}, {_prefetched(form)}) {{",
+        f"static void {name}(i64 rows, {_signature(form)}, {_prefetch_parameters(form)}) {{",
         f"  const i64 lines = {lines}, all = (count + {k_pack - 1}) / {k_pack};  /* per {PREFETCH_STEPS} words */",
         f"  i64 each = later ? {later} : parts <= 1 && rows <= {STREAMED_ROWS} ? 0"
         " : parts < lines ? (lines + parts - 1) / (parts + !parts) : 1;",
