@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from smelt.errors import FileError
 from smelt.llm import chat
 from smelt.llm.cross_encoder import read_head
+from smelt.llm.language_model import LanguageModel
 from smelt.llm.pages import Pages
 from smelt.llm.request import Request
 from smelt.llm.sample import Sampler, Sampling
@@ -314,3 +317,25 @@ def test_heads_of_one_label() -> None:
     assert read_head(weights(1, *names), {"architectures": 3}) is None
     with pytest.raises(FileError, match="the layers behind the encoder are missing"):
         read_head(weights(1, "classifier"), SAID)
+
+
+def test_a_model_closes_its_engine_before_its_weights_once() -> None:
+    """And where nothing refers to it any more."""
+    closed: list[str] = []
+
+    def load() -> LanguageModel:
+        engine, step = (SimpleNamespace(close=partial(closed.append, name)) for name in ("engine", "step"))
+        origin = SimpleNamespace(config=None, path=Path("folder/m.gguf"), kind="file")
+        return LanguageModel(origin, step, engine, 8)  # type: ignore[arg-type]
+
+    model = load()
+    assert (model.name, closed) == ("m", [])
+    model.close()
+    assert closed == ["engine", "step"]
+    model.close()
+    with load() as model:
+        assert len(closed) == 2
+    assert closed == ["engine", "step"] * 2
+    model = load()
+    del model
+    assert closed == ["engine", "step"] * 3

@@ -30,6 +30,7 @@ class Held:
 RNG = np.random.default_rng(7)
 X = RNG.normal(size=(2, 3, 4)).astype(np.float32)
 IMAGE = RNG.normal(size=(1, 2, 5, 6)).astype(np.float32)
+TIES = RNG.integers(0, 2, (14, 4)).astype(np.float32) * np.array([1, -1, 3, 1], np.float32)
 BYTES = np.array([0, 1, 2, 255], np.uint8)
 KERNEL = Held(RNG.normal(size=(3, 2, 2, 3)).astype(np.float32))
 WORDS = ["a", "b", "c", "b", "a", "d", "b"]
@@ -175,6 +176,9 @@ ROWS: list[tuple[str, int, list[Any], dict[str, Any]]] = [
     ("ReverseSequence", 10, [X.transpose(1, 0, 2).copy(), i64(2, 3)], {}),
     ("ReverseSequence", 10, [X, i64(2, 3)], {"time_axis": 1, "batch_axis": 0}),
     ("DepthToSpace", 13, [RNG.normal(size=(1, 8, 2, 3)).astype(np.float32)], {"blocksize": 2, "mode": "CRD"}),
+    *(("Unique", 11, [TIES], {"outputs": 4, **attrs}) for attrs in (
+        {}, {"axis": 0}, {"axis": -1}, {"axis": 0, "sorted": 0}, {"axis": 1, "sorted": 0}, {"sorted": 0},
+    )),
     ("Shrink", 9, [X], {"lambd": 0.75, "bias": 0.25}),
     ("ThresholdedRelu", 10, [X], {"alpha": 0.25}),
     ("Selu", 6, [X], {"alpha": 1.5, "gamma": 2.0}),
