@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 from smelt import formats
 from smelt.bundle.stored import StoredProgram
 from smelt.device.cache import compiling_for
-from smelt.device.registry import find_device, is_device
+from smelt.device.registry import HOST, find_device, is_device
 from smelt.dtype import Array
 from smelt.engine import check_names, compile_with_first
+from smelt.engine.choose_device import choose_device
 from smelt.engine.footprint import Budget, Limited
 from smelt.engine.native import NativeEngine
 from smelt.engine.protocol import Engine
@@ -24,7 +25,7 @@ from smelt.engine.sample import sample_inputs
 from smelt.engine.store import recompile, store_weights
 from smelt.engine.tune import tune as tune_program
 from smelt.engine_api import Executable
-from smelt.errors import UnsupportedError
+from smelt.errors import DeviceError, UnsupportedError
 from smelt.ir.core import Program
 from smelt.ir.verify import assumes_broadcasts
 from smelt.passes.independent_rows import describe_batching
@@ -272,11 +273,25 @@ def compile_for(
 ) -> tuple[str, Executable]:
     """The name of an engine and what it made of a program; `name` is the model's, for the cache.
 
+    The device `auto` is the one that is predicted to be fastest (`engine.choose_device`).
+
     `auto` takes the first engine that can run it, and logs a warning where that is not the first that works here.
     """
-    with compiling_for(name):
-        used, executable = compile_with_first(device, engine, lambda each: _compile(each, program, budget))
-    return used.name, executable
+
+    def compile_on(device: str) -> tuple[str, Executable]:
+        with compiling_for(name):
+            used, executable = compile_with_first(device, engine, lambda each: _compile(each, program, budget))
+        return used.name, executable
+
+    is_free = device == "auto" and engine in ("auto", "native") and budget is None  # a limit is one of host memory
+    chosen = choose_device(program) if is_free else device
+    if chosen in ("auto", HOST, device):
+        return compile_on(chosen)
+    try:
+        return compile_on(chosen)
+    except (UnsupportedError, DeviceError) as error:
+        log.warning('device="auto" is %s, because %s refused: %s', HOST, chosen, " ".join(str(error).split()))
+        return compile_on(HOST)
 
 
 def _compile(engine: Engine[Program], program: Program, budget: Budget | None) -> Executable:

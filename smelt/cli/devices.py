@@ -15,7 +15,7 @@ from smelt.errors import SmeltError
 
 def devices(as_json: bool) -> None:
     """Print every device with its engines."""
-    found = [*map(_describe, KINDS)]
+    found = [_describe(name) for kind in KINDS for name in _names(kind)]
     if as_json:
         print(json.dumps({"devices": found}))
         return
@@ -28,6 +28,12 @@ def devices(as_json: bool) -> None:
         states = [(name, "ready" if why is None else f"not here: {why}") for name, why in device["engines"].items()]
         facts = [(name, str(value)) for name, value in device["facts"].items()]
         print_facts(console, [(f"  {name}", text) for name, text in (*facts, *states)])
+
+
+def _names(kind: str) -> list[str]:
+    """Every device of a kind: cuda, cuda:1 …"""
+    count = 1 if find_device(kind).missing() is not None else find_device(kind).count
+    return [kind, *(f"{kind}:{i}" for i in range(1, count))]
 
 
 def _describe(name: str) -> dict[str, Any]:

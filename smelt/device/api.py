@@ -37,6 +37,17 @@ class Memory(Frozen):
     contexts: int
 
 
+class Rates(Frozen):
+    """What a device does at most, by its data, for predictions: GFLOP/s, GB/s, seconds."""
+
+    gflops: float  # f32
+    half_gflops: float  # bf16 and f16
+    memory: float
+    transfer: float  # to and from the host; 0: it works in host memory
+    kernel: float  # the least time of a kernel
+    wait: float  # until the host has read a result
+
+
 class Meter(Protocol):
     """Measures a device's peaks in short probes, beside the work that they are compared with."""
 
@@ -80,6 +91,15 @@ class Device(ABC):
     @abstractmethod
     def facts(self) -> Mapping[str, Any]:
         """Notable numbers by name, for people."""
+
+    @abstractmethod
+    def rates(self) -> Rates:
+        """What it does at most, without measuring."""
+
+    @property
+    def count(self) -> int:
+        """How many devices of the kind are here."""
+        return 1
 
     # ---- targets ----
 

@@ -22,10 +22,10 @@ from smelt import abi
 from smelt.activity import progress
 from smelt.buffer import Buffer, HostBuffer, bytes_text
 from smelt.device import cache, cuda_compile, cuda_driver
-from smelt.device.api import Arrays, Device
+from smelt.device.api import Arrays, Device, Rates
 from smelt.device.cuda_driver import ALWAYS
 from smelt.device.cuda_errors import explain_version
-from smelt.device.cuda_peak import Meter
+from smelt.device.cuda_peak import Meter, tensor_gflops
 from smelt.device.entry import Entry
 from smelt.device.gpu_buffer import Block, GpuBuffer
 from smelt.device.gpu_program import GpuAccount, GpuProgram
@@ -41,6 +41,9 @@ from smelt.weights import Stored
 MAGIC = b"smeltgpu"
 REMEDY = "compile the model again"
 ALIGN = 256
+TRANSFER, KERNEL, WAIT = 20.0, 4e-6, 20e-6  # GB/s of a copy from ordinary memory; seconds
+# By the compute capability that has them first.
+INSTRUCTIONS = (("mma.sync", (8, 0)), ("cp.async", (8, 0)), ("fp8", (8, 9)), ("TMA", (9, 0)))
 PTX = "ptx"  # a feature of code: PTX for later chips is beside it
 
 
@@ -158,15 +161,34 @@ class Cuda(Device):
     def model(self) -> str:
         return self.driver.name if cuda_driver.missing() is None else "no NVIDIA GPU"
 
+    @property
+    def count(self) -> int:
+        return cuda_driver.count()
+
     def facts(self) -> Mapping[str, Any]:
-        major, minor = self.driver.capability
-        free, total = self.driver.memory
+        driver, (major, minor) = self.driver, self.driver.capability
+        free, total = driver.memory
+        shared = driver.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
+        rates = self.rates()
+        why = cuda_compile.missing()
         return {
-            "devices": cuda_driver.count(),
             "compute capability": f"{major}.{minor}",
-            "multiprocessors": self.driver.attribute("MULTIPROCESSOR_COUNT"),
-            "memory": f"{bytes_text(total)}, {bytes_text(free)} free",
+            "multiprocessors": driver.attribute("MULTIPROCESSOR_COUNT"),
+            "memory": f"{bytes_text(total)}, {bytes_text(free)} free, {rates.memory:.0f} GB/s",
+            "caches": f"{bytes_text(driver.attribute('L2_CACHE_SIZE'))} L2, {bytes_text(shared)} shared by a block",
+            "arithmetic": f"{rates.gflops / 1e3:.0f} TFLOP/s of f32, {rates.half_gflops / 1e3:.0f} of bf16",
+            "instructions": ", ".join(name for name, since in INSTRUCTIONS if (major, minor) >= since),
+            "driver": f"CUDA {cuda_driver.version() // 1000}.{cuda_driver.version() % 1000 // 10}",
+            "compiler": cuda_compile.version() if why is None else why,
         }
+
+    def rates(self) -> Rates:
+        """By clocks and widths, as in data sheets."""
+        driver = self.driver
+        lanes = 64 if driver.capability == (8, 0) else 128
+        gflops = 2 * lanes * driver.attribute("MULTIPROCESSOR_COUNT") * driver.attribute("CLOCK_RATE") / 1e6
+        memory = 2 * driver.attribute("MEMORY_CLOCK_RATE") * driver.attribute("GLOBAL_MEMORY_BUS_WIDTH") / 8 / 1e6
+        return Rates(gflops, tensor_gflops(driver) or gflops, memory, TRANSFER, KERNEL, WAIT)
 
     def stats(self) -> dict[str, float]:
         free, total = self.driver.memory

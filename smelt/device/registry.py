@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
@@ -20,8 +22,19 @@ def _cuda(*number: int) -> Any:
     return import_module("smelt.device.cuda").Cuda(*number)
 
 
+def _has_nvidia_files() -> bool:
+    """Whether a driver of NVIDIA shows itself, without opening it."""
+    return any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg"))) or sys.platform == "win32"
+
+
 KINDS: dict[str, Callable[[], Device]] = {"cpu": Cpu, "cuda": _cuda}  # by name
 NUMBERED: dict[str, Callable[[int], Device]] = {"cuda": _cuda}  # kinds with several devices have `NAME:NUMBER` too
+SIGNS: dict[str, Callable[[], bool]] = {"cuda": _has_nvidia_files}  # that a device may be here, at no cost
+
+
+def other_devices() -> list[str]:
+    """Devices beside the host's that may be here, by their signs alone."""
+    return [name for name, has_signs in SIGNS.items() if has_signs()]
 
 
 @cache

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from smelt import abi
-from smelt.device import cache, cuda, cuda_driver
+from smelt.device import cache, cuda, cuda_compile, cuda_driver
 from smelt.device.cuda import MAGIC, TARGETS, Cuda, Module
 from smelt.device.entry import Entry
 from smelt.device.pinned import Ring
@@ -24,7 +24,9 @@ class Driver(HostDriver):
     name, capability, memory = "a driver in Python", (8, 6), (30 << 20, 100 << 20)
 
     def attribute(self, name: str) -> int:
-        return {"MULTIPROCESSOR_COUNT": 82, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 101376, "L2_CACHE_SIZE": 6 << 20}[name]
+        clocks = {"CLOCK_RATE": 1_695_000, "MEMORY_CLOCK_RATE": 9_751_000, "GLOBAL_MEMORY_BUS_WIDTH": 384}
+        sizes = {"MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 101376, "L2_CACHE_SIZE": 6 << 20}
+        return ({"MULTIPROCESSOR_COUNT": 82} | clocks | sizes)[name]
 
     def load(self, code: bytes) -> Any:
         return code
@@ -65,9 +67,14 @@ def test_names_and_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Here()
     monkeypatch.setattr(cuda_driver, "count", lambda: 4)
     assert (device.name, Here(2).name, Here(2).number) == ("cuda", "cuda:2", 2)
+    monkeypatch.setattr(cuda_driver, "version", lambda: 12080)
+    monkeypatch.setattr(cuda_compile, "missing", lambda: "no NVRTC")
     facts = device.facts()
-    assert (facts["devices"], facts["compute capability"], facts["multiprocessors"]) == (4, "8.6", 82)
-    assert facts["memory"].endswith(" free")
+    assert (device.count, facts["compute capability"], facts["multiprocessors"]) == (4, "8.6", 82)
+    assert facts["memory"].endswith(" free, 936 GB/s")  # of a GeForce RTX 3090, by NVIDIA's data sheet
+    assert facts["arithmetic"] == "36 TFLOP/s of f32, 71 of bf16"
+    assert (facts["driver"], facts["compiler"]) == ("CUDA 12.8", "no NVRTC")
+    assert facts["instructions"] == "mma.sync, cp.async"
     assert device.stats() == {"bytes_in_use": float(70 << 20), "bytes_limit": float(100 << 20)}
     assert (device.default_threads, device.has_own_memory, device.account(7).limit) == (0, True, 7)
     assert device.provenance()["compiler"] == "a compiler"
