@@ -62,8 +62,15 @@ def cpu_by_thread(root: int) -> dict[str, float]:
             except OSError:
                 continue
             key = f"{pid} {name}"
-            found[key] = found.get(key, 0.0) + _ticks(task / "stat") / _TICK
+            found[key] = found.get(key, 0.0) + _nanoseconds(task / "schedstat") / 1e9
     return found
+
+
+def _nanoseconds(schedstat: Path) -> int:
+    try:
+        return int(schedstat.read_text().split()[0])
+    except OSError:
+        return 0
 
 
 def _ticks(stat: Path) -> int:

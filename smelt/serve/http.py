@@ -264,14 +264,15 @@ async def _send_response(response: Response, request: Request, send: Send, extra
         headers, body = [(b"content-type", response.kind), *response.headers, *extra], b""
     await send({"type": "http.response.start", "status": response.status, "headers": headers})
     if response.stream is not None:
-        await request.while_connected(_send_stream(response.stream, send))
+        await request.while_connected(_send_stream(response.stream, send, request.connection))
     await send({"type": "http.response.body", "body": b"" if request.method == "HEAD" else body})
 
 
-async def _send_stream(stream: AsyncGenerator[bytes, None], send: Send) -> None:
+async def _send_stream(stream: AsyncGenerator[bytes, None], send: Send, connection: Any) -> None:
     try:
         async for piece in stream:
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            if connection is None or not connection.write_piece(piece):
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
     finally:
         await stream.aclose()
 

@@ -417,6 +417,14 @@ class Connection:
         cycle.on_response()
         return True
 
+    def write_piece(self, data: bytes) -> bool:
+        """Send a piece of an answer that has begun; False where that is not simple, e.g. the client reads slowly."""
+        cycle = self._cycle
+        if cycle.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding or not data:
+            return False
+        cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
+
 
 class StallWatch:
     """Ends connections whose clients read nothing of what is written, also while a close waits for them to read."""

@@ -44,6 +44,7 @@ T = TypeVar("T")
 GRACE = 5.0  # seconds after its deadline in which a worker must have answered
 MOST_READ = 32  # packets before others have their turn
 LEAST_ANSWER, MOST_GROWTH = 1 << 20, 256  # bytes that any answer may have, and more for each byte of the request
+LAST = (Answered, Finished, Wrong)  # of an exchange
 FINISHES = ("stop", "length", "deadline", "cancelled")
 
 
@@ -61,6 +62,10 @@ class _Exchange:
 
     def take(self, event: Event) -> bool:
         """Whether the event may come now; it is there for `next` then."""
+        if type(event) is Said and self._has_begun and self.left:  # nearly all are
+            self.left -= 1
+            self.events.put(event)
+            return True
         match event:
             case Answered(result=result):
                 fits = self.left is None and len(bytes(result)) <= self.longest
@@ -68,8 +73,7 @@ class _Exchange:
                 fits = self.left is not None and not self._has_begun
                 self._has_begun = True
             case Said():
-                fits = self._has_begun and bool(self.left)
-                self.left = (self.left or 0) - 1
+                fits = False
             case Finished():
                 fits = self._has_begun
             case Wrong():
@@ -268,7 +272,7 @@ class RemoteTexts(TextModel):
             self._late -= 1
         if self._late < 0 or (exchange is not None and not exchange.take(event)):
             raise ParseError("the worker says what was not asked for", got=type(event).__name__)
-        if exchange is not None and isinstance(event, Answered | Finished | Wrong):
+        if exchange is not None and type(event) in LAST:
             del self._exchanges[event.number]
             self._restarts.note_success()
 

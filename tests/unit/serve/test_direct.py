@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from uvicorn.server import ServerState
 
 from smelt.client.wire import HEADER, encode_request
 from smelt.serve.config import KeyConfig
-from smelt.serve.protocol import MAX_PIPELINED, LimitedProtocol, StallWatch, limit_protocol
+from smelt.serve.protocol import MAX_PIPELINED, Connection, LimitedProtocol, StallWatch, limit_protocol
 from smelt.serve.queue import INLINE, ModelQueue
 from tests.unit.serve.client import DIGITS, Client, model, serving
 
@@ -590,3 +591,20 @@ def test_a_connection_without_a_byte_is_closed_without_an_answer(client: Client)
     wire.protocol.data_received(b"G")
     wire.protocol._refuse("the head of the request did not arrive in time")
     assert wire.sent.startswith(b"HTTP/1.1 400")
+
+
+def test_pieces_of_a_stream_are_chunks_unless_the_client_reads_slowly() -> None:
+    written: list[bytes] = []
+    flow = SimpleNamespace(write_paused=False)
+    transport = SimpleNamespace(write=written.append)
+    cycle = SimpleNamespace(flow=flow, transport=transport, disconnected=False, chunked_encoding=True)
+    protocol: Any = None
+    connection = Connection(protocol, cycle)
+    assert connection.write_piece(b"x" * 26)
+    assert written == [b"1a\r\n" + b"x" * 26 + b"\r\n"]
+    assert not connection.write_piece(b""), "an empty chunk would end the answer"
+    for holder, name in ((flow, "write_paused"), (cycle, "disconnected"), (cycle, "chunked_encoding")):
+        setattr(holder, name, not getattr(holder, name))
+        assert not connection.write_piece(b"x")
+        setattr(holder, name, not getattr(holder, name))
+    assert len(written) == 1
