@@ -92,3 +92,23 @@ def test_compiled_programs_are_kept_on_disk(tmp_path: Path, monkeypatch: pytest.
     for _ in range(2):
         double()
     assert len(compiled) == 3, "what can be loaded has taken the place of what cannot"
+
+
+def test_every_byte_of_a_buffer_is_counted_once() -> None:
+    """Where the device does not count: those alive; not again when a buffer that was deleted or given away ends."""
+    client: Any = pjrt.client("cpu")
+    if not client.counts:
+        pytest.skip("this version of jaxlib counts by itself")
+    changes: list[int] = []
+
+    class Counting:
+        counts, platform, count = True, client.platform, changes.append
+
+    raw = client.put(DATA, SHAPE).raw
+    made = [pjrt.PjrtBuffer(raw, SHAPE, Counting) for _ in range(3)]  # type: ignore[arg-type]
+    assert changes == [24] * 3
+    made[0].delete()
+    made[1].give_away("was donated")
+    assert changes[3:] == [-24] * 2
+    made.clear()
+    assert changes[5:] == [-24], "the one that was left"
