@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
@@ -87,6 +88,16 @@ def known_equivalent(trial: Trial, known: list[dict[str, str]]) -> str:
         if each["file"] == trial.file and (one or each.get("kind") == trial.mutant.kind):
             return each["reason"]
     return ""
+
+
+def take_over(trials: list[Trial], earlier: dict[str, Any]) -> None:
+    """What an earlier run of the same seed found: its survivors are tried again with more tests."""
+    found = {(each["file"], each["line"], each["becomes"]): each for each in earlier["mutants"]}
+    for trial in trials:
+        before = found.get((trial.file, trial.mutant.line, trial.becomes))
+        if before is not None and not trial.outcome:
+            trial.outcome, trial.reason = before["outcome"], before["reason"]
+            trial.seconds, trial.tests = before["seconds"], before["tests"]
 
 
 class Copy:
@@ -204,6 +215,8 @@ def run(options: argparse.Namespace) -> list[Trial]:
         for trial in trials:
             trial.reason = known_equivalent(trial, known)
             trial.outcome = "equivalent" if trial.reason else ""
+        if options.after:
+            take_over(trials, json.loads(options.after.read_text()))
 
         def work(copy: Copy, waiting: queue.SimpleQueue[Trial], budget: float) -> None:
             while time.monotonic() < end:
@@ -271,6 +284,7 @@ def main() -> int:
     parser.add_argument("--total", type=float, default=3600, help="seconds for all mutants")
     parser.add_argument("--at-least", type=float, default=0.0, help="fail below this share of killed mutants")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--after", type=Path, help="the JSON of an earlier run: go on with its survivors")
     options = parser.parse_args()
     found = report(run(options))
     if options.json:
