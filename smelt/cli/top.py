@@ -103,12 +103,13 @@ def quantile(before: Metrics, now: Metrics, labels: Sequence[tuple[str, str]], s
 
 
 def draw(url: str, rows: Sequence[Row], before: Metrics, now: Metrics, seconds: float) -> RenderableType:
-    def process(name: str, metrics: Metrics = now) -> float:
-        return metrics.get(name, {}).get((), 0.0)
+    def total(*names: str, metrics: Metrics = now) -> float:
+        return sum(sum(metrics.get(name, {}).values()) for name in names)
 
-    cpu = 100 * (process("process_cpu_seconds_total") - process("process_cpu_seconds_total", before)) / seconds
-    up = int(time() - process("process_start_time_seconds"))
-    memory = bytes_text(int(process("process_resident_memory_bytes")))
+    spent = "process_cpu_seconds_total", "smelt_worker_cpu_seconds_total"
+    cpu = 100 * max(0.0, total(*spent) - total(*spent, metrics=before)) / seconds
+    up = int(time() - total("process_start_time_seconds"))
+    memory = bytes_text(int(total("process_resident_memory_bytes", "smelt_worker_memory_bytes")))
     head = Text(f"{url}   up {up // 3600}:{up // 60 % 60:02}:{up % 60:02}   CPU {cpu:.0f} %   memory {memory}")
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("model")

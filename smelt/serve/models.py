@@ -138,7 +138,9 @@ class Version:
         held = 0 if self.loaded is None else max(held_bytes(self.loaded), self.file_bytes) if pss is None else pss
         restarts = getattr(self.queue or self.loaded, "restarts", 0)
         ready = self.state == READY
-        return Sample(self.name, self.version, self.stats, self.language, waiting, running, held, ready, pss, restarts)
+        spent = 0.0 if worker is None else worker.cpu_seconds
+        counts = (waiting, running, held, ready, pss, restarts, spent)
+        return Sample(self.name, self.version, self.stats, self.language, *counts)
 
 
 def _describe(port: Port) -> dict[str, Any]:

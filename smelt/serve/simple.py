@@ -22,7 +22,7 @@ from smelt.serve.keys import Keys
 from smelt.serve.models import Version
 from smelt.serve.oip import Service
 from smelt.serve.problems import ForbiddenError, RequestError, status_of
-from smelt.serve.stats import STARTED, process_usage
+from smelt.serve.stats import STARTED, Sample, process_usage
 from smelt.serve.tensors import datatype, from_json
 from smelt.serve.text_model import CHAT, TextModel
 from smelt.version import __version__
@@ -60,33 +60,31 @@ class Simple:
         routes.add("POST", "/api/v1/models/{}/infer/batch", self.infer_batch)
 
     async def info(self, request: Request) -> Response:
-        usage = process_usage()
+        usage, every = process_usage(), [(each, each.sample()) for each in self.catalogue.every()]
         return json_response(
             {
                 "name": "smelt",
                 "version": __version__,
                 "ready": self.catalogue.ready,
                 "uptime_seconds": round(time.time() - STARTED, 3),
-                "cpu_seconds": round(usage.cpu_seconds, 6),
-                "resident_bytes": usage.resident_bytes,
+                "cpu_seconds": round(usage.cpu_seconds + sum(each.worker_seconds for _, each in every), 6),
+                "resident_bytes": usage.resident_bytes + sum(each.worker or 0 for _, each in every),
                 "protocols": PROTOCOLS,
                 "key": None if request.key is None else request.key.name,
                 "admin": _is_admin(self.keys, request),
-                "models": self._describe(request),
+                "models": [describe(*each) for each in every if self.keys.opens(request.key, each[0].name)],
             }
         )
 
     async def models(self, request: Request) -> Response:
-        return json_response({"models": self._describe(request)})
-
-    def _describe(self, request: Request) -> list[dict[str, Any]]:
-        return [describe(each) for each in self.catalogue.every() if self.keys.opens(request.key, each.name)]
+        opened = [each for each in self.catalogue.every() if self.keys.opens(request.key, each.name)]
+        return json_response({"models": [describe(each, each.sample()) for each in opened]})
 
     async def model(self, request: Request) -> Response:
         (name,) = request.parts
         self.keys.check_model(request.key, name)
         versions = self.catalogue.find_versions(name).values()
-        return json_response({"name": name, "versions": [describe(each) for each in versions]})
+        return json_response({"name": name, "versions": [describe(each, each.sample()) for each in versions]})
 
     async def infer(self, request: Request) -> Response:
         started = time.perf_counter()
@@ -145,9 +143,9 @@ def _is_admin(keys: Keys, request: Request) -> bool:
     return True
 
 
-def describe(version: Version) -> dict[str, Any]:
+def describe(version: Version, sample: Sample) -> dict[str, Any]:
     """One version: what it takes and gives, its state, and what it did."""
-    sample, stats = version.sample(), version.stats
+    stats = version.stats
     return {
         "name": version.name,
         "version": version.version,

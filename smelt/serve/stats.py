@@ -121,6 +121,7 @@ class Sample:
     ready: bool
     worker: int | None = None  # bytes of its worker process (PSS); None: it runs inside the server
     restarts: int = 0  # of its worker process
+    worker_seconds: float = 0.0  # CPU time of its worker process
 
     @property
     def labels(self) -> str:
@@ -166,6 +167,12 @@ def prometheus(samples: Sequence[Sample]) -> str:
         "gauge",
         "memory of a worker process, shared pages in parts",
         (f"smelt_worker_memory_bytes{{{each.labels}}} {each.worker}" for each in workers),
+    )
+    metric(
+        "smelt_worker_cpu_seconds_total",
+        "counter",
+        "CPU time of a worker process",
+        (f"smelt_worker_cpu_seconds_total{{{each.labels}}} {each.worker_seconds:.2f}" for each in workers),
     )
     metric(
         "smelt_worker_restarts",

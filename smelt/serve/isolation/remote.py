@@ -245,6 +245,11 @@ class RemoteModel(Closing):
         """Bytes of memory of the worker; pages that several processes share count in parts."""
         return proportional_bytes(self.pid)
 
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU time of the worker that runs now."""
+        return process_seconds(self.pid)
+
     def cancel(self, number: int) -> None:
         with contextlib.suppress(ClosedError):
             self.control.send(Cancelled(number))
@@ -331,6 +336,16 @@ def proportional_bytes(pid: int) -> int:
             return next((int(line.split()[1]) << 10 for line in file if line.startswith("Pss:")), 0)
     except (OSError, ValueError):
         return 0
+
+
+def process_seconds(pid: int) -> float:
+    """CPU time of a process; 0 where the system does not say."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def _import_path() -> str:

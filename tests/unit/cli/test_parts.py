@@ -196,6 +196,8 @@ smelt_model_memory_bytes{model="m",version="1"} 2000000
 vllm:generation_tokens_total{model_name="m"} 50
 process_cpu_seconds_total 4.5
 process_resident_memory_bytes 3e6
+smelt_worker_cpu_seconds_total{model="m",version="1"} 0.5
+smelt_worker_memory_bytes{model="m",version="1"} 1048576
 process_start_time_seconds 1000
 smelt_request_duration_seconds_bucket{model="m",version="1",le="0.01"} 14
 smelt_request_duration_seconds_bucket{model="m",version="1",le="0.1"} 28
@@ -232,7 +234,7 @@ def test_the_table_of_top(monkeypatch: pytest.MonkeyPatch) -> None:
     console = Console(file=text, width=120, highlight=False)
     console.print(top.draw("http://h:1", top.rows_between(before, now, 2.0), before, now, 2.0))
     assert [line.split() for line in text.getvalue().splitlines()] == [
-        ["http://h:1", "up", "2:03:04", "CPU", "100", "%", "memory", "2.861", "MiB"],
+        ["http://h:1", "up", "2:03:04", "CPU", "125", "%", "memory", "3.861", "MiB"],
         ["model", "req/s", "failed/s", "p50", "ms", "p99", "ms", "waiting", "running", "memory", "tokens/s"],
         ["m", "v1", "10.0", "3.0", "10", "100", "7", "2", "1.907", "MiB", "25"],
         ["l", '\\"x\\"', "v2", "2.5", "0.0", "–", "–", "0", "0", "–", "–"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import threading
@@ -99,6 +100,12 @@ def test_a_worker_answers_as_the_model_does(client: Client, folder: Path) -> Non
     metrics = client.get("/metrics").body.decode()
     assert 'vllm:generation_tokens_total{model_name="tiny"} 12' in metrics
     assert 'smelt_worker_restarts{model="tiny",version="1"} 0' in metrics
+    spent = re.search(r'smelt_worker_cpu_seconds_total\{model="tiny",version="1"\} (\S+)', metrics)
+    assert spent is not None
+    assert float(spent[1]) > 0
+    info = client.get("/api/v1/info").json
+    assert info["cpu_seconds"] > float(spent[1])
+    assert info["resident_bytes"] > sum(each["memory_bytes"] for each in info["models"]) > 1 << 20
 
 
 def test_long_messages(client: Client) -> None:
