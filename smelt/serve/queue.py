@@ -129,11 +129,18 @@ class ModelQueue:
 
     def is_inline(self, inputs: Inputs) -> bool:
         """Whether a call runs on the event loop."""
-        return not self._jobs and self.seconds(inputs) < INLINE
+        return self.seconds(inputs) < INLINE
 
     def seconds(self, inputs: Inputs) -> float:
         """What a call with such inputs typically takes: the median of the last ones."""
         return self._typical.get(_magnitude(inputs), float("inf"))
+
+    def doubt(self, inputs: Inputs) -> None:
+        """Have calls with such inputs run in threads until one of them is measured."""
+        magnitude = _magnitude(inputs)
+        self._doubted.add(magnitude)
+        for known in (self._times, self._typical):
+            known.pop(magnitude, None)
 
     def measure(self, inputs: Inputs, spent: float) -> None:
         """Note the CPU time of a call; what others do on the machine must not change how it is run."""
@@ -176,12 +183,13 @@ class ModelQueue:
             )
         return self.enqueue(inputs, timeout, priority)
 
-    def enqueue(self, inputs: Inputs, timeout: float | None, priority: int = 0) -> Job:
-        """The same for a request that was accepted."""
+    def enqueue(self, inputs: Inputs, timeout: float | None, priority: int = 0, alone: bool = False) -> Job:
+        """The same for a request that was accepted. `alone`: it shares its call with no other, and is measured."""
         loop = asyncio.get_running_loop()
         rows = len(next(iter(inputs.values()))) if self.limits.max_batch > 1 and inputs else 1
         deadline = None if timeout is None else time.perf_counter() + timeout
-        job = Job(inputs, deadline, loop.create_future(), rows, self.kind(inputs), priority)
+        kind = object() if alone else self.kind(inputs)
+        job = Job(inputs, deadline, loop.create_future(), rows, kind, priority)
         self._put(job)
         return job
 
@@ -221,10 +229,7 @@ class ModelQueue:
         except TimedOutError:
             if timeout is not None and timeout <= PATIENCE:
                 raise
-            magnitude = _magnitude(inputs)
-            self._doubted.add(magnitude)
-            for known in (self._times, self._typical):
-                known.pop(magnitude, None)
+            self.doubt(inputs)
             return None
         finally:
             limit_this_thread(0)

@@ -407,18 +407,30 @@ def test_one_request_of_an_iteration_does_not_fail_the_others() -> None:
 
 
 def test_an_iteration_that_takes_long_goes_on_in_threads() -> None:
+    """Each request alone: the one that takes long is known then, and runs in threads from now on."""
     ran: list[tuple[int, float | None]] = []
 
     def call(inputs: Any, timeout: float | None, cancel: Any) -> dict[str, Any]:
         ran.append((len(inputs["x"]), timeout))
         if len(ran) == 1:
             raise TimedOutError("the call took too long")
+        begun = time.thread_time()
+        while len(inputs["x"]) > 9 and time.thread_time() - begun < 11 * INLINE:
+            pass
         return {"y": inputs["x"]}
 
-    for each in Iteration(call, max_batch=1 << 20).run(rows(1), rows(2)):
-        assert each.result()[0]["y"].shape == (1, 1)
-    assert ran[0] == (2, PATIENCE)
-    assert sum(count for count, _ in ran[1:]) == 2
+    turn = Iteration(call, max_batch=1 << 20)
+    given = [rows(1), rows(2), rows(*range(64))]
+    for inputs in given:
+        turn.queue.measure(inputs, INLINE / 2)
+    for inputs, each in zip(given, turn.run(*given), strict=True):
+        np.testing.assert_array_equal(each.result()[0]["y"], inputs["x"])
+    assert ran[0] == (66, PATIENCE)
+    assert sorted(count for count, _ in ran[1:]) == [1, 1, 64]
+    for inputs in given:
+        for _ in range(5):
+            turn.queue.measure(inputs, INLINE / 2)
+    assert [turn.queue.is_inline(inputs) for inputs in given] == [True, True, False]
 
 
 def test_a_closed_queue_runs_what_was_accepted_later() -> None:
