@@ -25,6 +25,7 @@ from smelt.errors import DeviceError, SmeltError
 EXTRA = 'pip install "smelt[cuda]"'
 GRAIN, MOST_SPARED = 512, 1 << 30  # bytes: sizes are multiples, and the most freed memory that is kept
 LARGE = 32 << 20  # bytes from which on a copy to the device takes pinned memory
+LEGACY = 1  # the default stream that all threads share
 ALWAYS = 48 << 10  # bytes of shared memory that a launch may take without asking
 
 
@@ -113,6 +114,7 @@ class CudaDriver:
         self._sizes: dict[int, int] = {}  # of memory, by its address
         self._spare: dict[int, list[int]] = {}  # freed memory, by its size: heaps
         self._spared = 0  # bytes of it
+        self._kept: list[tuple[Event, Any]] = []  # objects of other libraries that running work reads
         self._ring: Ring | None = None  # for large copies
         self._enter()
         flags = api.CUstream_flags.CU_STREAM_NON_BLOCKING.value
@@ -365,6 +367,31 @@ class CudaDriver:
             return
         self._enter()
         self._check(self._cuda.cuGraphExecDestroy(graph), "freeing a graph")
+
+    # -- other libraries --
+
+    @property
+    def stream(self) -> int | None:
+        return self._stream_address
+
+    def hand_over(self, stream: int | None) -> None:
+        mine = self.event()
+        self._check(self._cuda.cuStreamWaitEvent(LEGACY if stream is None else stream, mine.handle, 0), "an export")
+
+    def follow(self, stream: int | None) -> None:
+        if self.lost is not None:
+            return
+        self._enter()
+        theirs = Event(self._cuda, self._check(self._cuda.cuEventCreate(0), "making an event"))
+        where = LEGACY if stream is None else stream
+        self._check(self._cuda.cuEventRecord(theirs.handle, where), "recording an event")
+        self._check(self._cuda.cuStreamWaitEvent(self._stream, theirs.handle, 0), "an import")
+
+    def keep_until_done(self, owner: Any) -> None:
+        if self.lost is not None:
+            return
+        self._kept = [(event, each) for event, each in self._kept if not self.is_done(event)]
+        self._kept.append((self.event(), owner))
 
     # -- time --
 

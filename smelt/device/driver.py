@@ -16,6 +16,23 @@ class Driver(Protocol):
 
     number: int
 
+    @property
+    def stream(self) -> int | None:
+        """The address of the stream of its work; None: there is none to wait for."""
+        ...
+
+    def hand_over(self, stream: int | None) -> None:
+        """Work on another library's stream from now on waits for ours so far; None: its default stream."""
+        ...
+
+    def follow(self, stream: int | None) -> None:
+        """Our work from now on waits for that of another library's stream so far."""
+        ...
+
+    def keep_until_done(self, owner: Any) -> None:
+        """Keep an object alive until the work so far is done."""
+        ...
+
     def load(self, code: bytes) -> Any:
         """Code as `compile` gave it, loaded."""
         ...

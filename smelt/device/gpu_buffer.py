@@ -17,6 +17,7 @@ from smelt.dtype import Array, ElementType
 from smelt.errors import RunError, SmeltError
 from smelt.shape import Shape
 
+NO_STREAM = -1  # of DLPack: the caller cares for the order itself
 KEEP = "keep=True, or .copy() before the call"
 
 
@@ -44,12 +45,29 @@ class Block:
 class Lent(Block):
     """Memory of another library."""
 
-    __slots__ = ("_owner",)
+    __slots__ = ("_lender", "_owner")
 
     def __init__(self, driver: Driver, found: Imported) -> None:
         self.bytes = math.prod(found.sizes) * found.element.numpy.itemsize
         self.address = found.address
-        self._owner = found.owner
+        self._lender, self._owner = driver, found.owner
+
+    def __del__(self) -> None:
+        if hasattr(self, "_owner") and not sys.is_finalizing():
+            self._lender.keep_until_done(self._owner)  # calls that read it may still run
+
+
+class Borrowed:
+    """A block that another library uses on a stream: what reuses its memory waits for that stream."""
+
+    __slots__ = ("_block", "_driver", "_stream")
+
+    def __init__(self, driver: Driver, block: Block, stream: int | None) -> None:
+        self._driver, self._block, self._stream = driver, block, stream
+
+    def __del__(self) -> None:
+        if hasattr(self, "_stream") and self._stream != NO_STREAM and not sys.is_finalizing():
+            self._driver.follow(self._stream)
 
 
 class Guard:
@@ -171,10 +189,20 @@ class GpuBuffer:
         """Drop the memory: a result has it now, or it is free."""
         self._block, self.at, self._gone = None, -1, reason
 
-    def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
-        """The memory itself, for torch, JAX or CuPy on this device. What computes it has ended."""
-        self.wait()
-        return export_array(self.address, self.shape.numbers(), self.shape.element, self.client.number, self.block)
+    def __dlpack__(self, *, stream: int | None = None, dl_device: Any = None, copy: Any = None, **_: Any) -> Any:
+        """The memory itself, for torch, JAX or CuPy on this device. Work on their stream begins after what computes it;
+        the host waits only where checks of data are to be judged. `stream`: as DLPack numbers them, -1 for none."""
+        if dl_device is not None and tuple(map(int, dl_device)) != self.__dlpack_device__():
+            raise BufferError(f"the buffer is on {self.__dlpack_device__()}: .numpy() copies it to the host")
+        if copy:
+            return self.copy().__dlpack__(stream=stream)
+        if self.guard is not None:
+            self.wait()
+        block, client = self.block, self.client
+        if stream != NO_STREAM:
+            client.hand_over(stream)
+        owner = Borrowed(client, block, stream)
+        return export_array(self.address, self.shape.numbers(), self.shape.element, client.number, owner)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return CUDA, self.client.number
@@ -182,7 +210,12 @@ class GpuBuffer:
     @staticmethod
     def from_dlpack(client: Driver, given: Any, what: str) -> GpuBuffer:
         """The memory of another library's array on this device, without a copy."""
-        found = import_array(given.__dlpack__(), what)
+        try:
+            capsule = given.__dlpack__(stream=client.stream)  # their work is in front of ours
+        except TypeError:  # it knows no streams
+            capsule = given.__dlpack__()
+            client.follow(None)
+        found = import_array(capsule, what)
         return GpuBuffer(client, static_shape(found.element, found.sizes), Lent(client, found))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:

@@ -86,6 +86,7 @@ class EmulatedDriver:
         self.held: dict[int, tuple[Any, int]] = {}
         self.spare: dict[int, list[tuple[int, Any]]] = {}  # by bytes
         self.launches = self.replays = 0
+        self.stream, self.streams = 4242, list[tuple[str, int | None]]()  # what was asked of other streams
         self.graph: list[Callable[[], None]] | None = None  # that is recorded
 
     def attribute(self, name: str) -> int:
@@ -156,6 +157,15 @@ class EmulatedDriver:
 
     def move(self, target: int, source: int, count: int) -> None:
         ctypes.memmove(target, source, count)
+
+    def hand_over(self, stream: int | None) -> None:
+        self.streams.append(("hand over", stream))
+
+    def follow(self, stream: int | None) -> None:
+        self.streams.append(("follow", stream))
+
+    def keep_until_done(self, owner: Any) -> None:
+        self.streams.append(("keep", None))
 
     def wait(self) -> None: ...
 

@@ -136,7 +136,10 @@ Result cuMemcpyDtoHAsync_v2(void *to, Address from, size_t n, void *s) { return 
 Result cuMemcpyDtoDAsync_v2(Address to, Address from, size_t n, void *s) { return copy((void *)to, (void *)from, n, s); }
 Result cuStreamSynchronize(void *stream) { return stream == a_stream ? fake_status : INVALID_VALUE; }
 Result cuEventCreate(void **event, unsigned flags) { *event = calloc(1, sizeof(struct timespec)); return flags; }
-Result cuEventRecord(void *event, void *stream) { return clock_gettime(CLOCK_MONOTONIC, event) || stream != a_stream; }
+Result cuEventRecord(void *event, void *stream) {
+  return clock_gettime(CLOCK_MONOTONIC, event) || (stream != a_stream && stream != (void *)1);  // ours, the default one
+}
+Result cuStreamWaitEvent(void *stream, void *event, unsigned flags) { return stream && event ? flags : INVALID_VALUE; }
 Result cuEventQuery(void *event) { return event ? SUCCESS : INVALID_VALUE; }
 Result cuEventDestroy_v2(void *event) { free(event); return SUCCESS; }
 Result cuEventRecordWithFlags(void *event, void *stream, unsigned flags) {

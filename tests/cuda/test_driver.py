@@ -105,6 +105,13 @@ except DeviceError as error:
     assert "cuda:0" in str(error)
 else:
     raise AssertionError("an eighth device")
+class Lent:  # an array of another library
+    def __dlpack__(self, stream): return y.__dlpack__(stream=1)
+    def __dlpack_device__(self): return y.__dlpack_device__()
+assert made(Lent())[0].numpy().tolist() == [[1] * 5] * 3
+assert len(driver._kept) == 1
+made(Lent())
+assert len(driver._kept) == 1, "the work before is done"
 library = driver._fast
 ctypes.c_int.in_dll(library, "fake_version").value = 11040
 assert "too old" in device.missing() and "CUDA 11.4" in device.lacks("sm_90", ())

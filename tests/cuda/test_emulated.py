@@ -212,11 +212,17 @@ def test_memory_is_shared_by_dlpack(emulated: EmulatedCuda) -> None:
         def __init__(self, buffer: GpuBuffer) -> None:
             self.buffer = buffer
 
-        def __dlpack__(self) -> Any:
-            return self.buffer.__dlpack__()
+        def __dlpack__(self, stream: int | None) -> Any:
+            return self.buffer.__dlpack__(stream=stream)
 
         def __dlpack_device__(self) -> tuple[int, int]:
             return self.buffer.__dlpack_device__()
+
+    class Copied(Theirs):
+        """A library that knows no streams, and copies."""
+
+        def __dlpack__(self) -> Any:  # type: ignore[override]
+            return self.buffer.__dlpack__(copy=True)
 
     driver = emulated.emulated
     (made,) = compile_all([parse(ADD)], emulated.target())
@@ -224,6 +230,9 @@ def test_memory_is_shared_by_dlpack(emulated: EmulatedCuda) -> None:
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     ours = GpuBuffer.of(driver, x, Shape("f32", 2, 3))
     np.testing.assert_array_equal(made(Theirs(ours))[0].numpy(), x + x)
+    ours_to_ours = [("hand over", 4242), ("keep", None), ("follow", 4242)]
+    assert driver.streams == ours_to_ours  # theirs before the call; then memory that a running call may read
+    driver.streams.clear()
     lent = GpuBuffer.from_dlpack(driver, ours, "x")
     assert lent.address == ours.address
     address, before = ours.address, len(dlpack._exported)
@@ -233,8 +242,19 @@ def test_memory_is_shared_by_dlpack(emulated: EmulatedCuda) -> None:
     lent.delete()
     assert address not in driver.held
     assert len(dlpack._exported) == before - 1
-    unused = GpuBuffer.of(driver, x, Shape("f32", 2, 3)).__dlpack__()
+    driver.streams.clear()
+    unused = GpuBuffer.of(driver, x, Shape("f32", 2, 3)).__dlpack__(stream=7, max_version=(1, 0))
     del unused
+    assert driver.streams == [("hand over", 7), ("follow", 7)]
+    GpuBuffer.of(driver, x, Shape("f32", 2, 3)).__dlpack__(stream=-1)
+    assert len(driver.streams) == 2
+    copied = GpuBuffer.from_dlpack(driver, Copied(ours := GpuBuffer.of(driver, x, Shape("f32", 2, 3))), "x")
+    assert copied.address != ours.address
+    np.testing.assert_array_equal(copied.numpy(), x)
+    with pytest.raises(BufferError, match="copies it to the host"):
+        ours.__dlpack__(dl_device=(1, 0))
+    assert ours.__dlpack__(dl_device=(2, 0)) is not None
+    del copied
     assert len(dlpack._exported) == before - 1
     with pytest.raises(ShapeError):
         made(Theirs(GpuBuffer.of(driver, x[:1], Shape("f32", 1, 3))))

@@ -36,6 +36,8 @@ class HostDriver:
         self.moves: list[tuple[int, int, int]] = []
         self.replayed, self.forgotten, self.waited, self.graph = 0, 0, 0, list[Callable[[], None]]()
         self.recording, self.queries = False, 0
+        self.stream: int | None = None
+        self.streams: list[tuple[str, Any]] = []
 
     def view(self, address: int, element: str, count: int) -> Array:
         size = dtype(element).numpy.itemsize * count
@@ -96,6 +98,15 @@ class HostDriver:
 
         assert not overlap
         self._do(work)
+
+    def hand_over(self, stream: int | None) -> None:
+        self.streams.append(("hand over", stream))
+
+    def follow(self, stream: int | None) -> None:
+        self.streams.append(("follow", stream))
+
+    def keep_until_done(self, owner: Any) -> None:
+        self.streams.append(("keep", owner))
 
     def wait(self) -> None:
         self.waited += 1
