@@ -139,6 +139,8 @@ class App:
             error, response = self._fail(request, identity, failed)
         try:
             await send_response(response, request, send, self._extra(response, identity))
+        except ClientGoneError as gone:  # in the middle of a stream
+            error = gone
         finally:
             self._note_end(request, response, identity, started, error)
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections.abc import Iterator
@@ -313,6 +314,33 @@ def test_a_stream_that_fails_inside_the_server_says_so(
         last = reply.body.decode().strip().splitlines()[-1]
         assert ("failed inside the server" in last, "KeyError" in last) == (True, False)
     assert [record.message for record in caplog.records] == ["an answer of tiny failed"] * 3
+    assert client.app.catalogue.get("tiny").active == 0
+
+
+def test_a_client_that_leaves_a_stream_is_no_error_of_the_server(client: Client) -> None:
+    async def work() -> int:
+        asked = {"model": "tiny", "messages": MESSAGES, "max_tokens": 400, "stream": True, "ignore_eos": True}
+        messages = [{"type": "http.request", "body": json.dumps(asked).encode()}]
+        pieces, begun = 0, asyncio.Event()
+
+        async def receive() -> Any:
+            if messages:
+                return messages.pop()
+            await begun.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            nonlocal pieces
+            pieces += "body" in message
+            if pieces == 2:
+                begun.set()
+
+        path = "/v1/chat/completions"
+        scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": [], "client": ("c", 1)}
+        await client.app(scope, receive, send)
+        return pieces
+
+    assert 2 <= client.run(work()) < 400
     assert client.app.catalogue.get("tiny").active == 0
 
 
