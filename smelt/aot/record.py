@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from smelt.aot.describe import dtype_code
+from smelt.device.processor import target
 from smelt.dtype import Array
 from smelt.engine.native import NativeEngine
 from smelt.engine.sample import sample_inputs
@@ -17,12 +18,19 @@ MOST = 1 << 20  # bytes of a recorded call
 CONTENT = "recorded.bin"
 
 
-def record_call(program: Program, weights: Weights, sizes: Mapping[str, int]) -> tuple[Array, ...]:
-    """Inputs and outputs; nothing where they are large, or where random inputs break a check of the model."""
+def record_call(
+    program: Program, weights: Weights, sizes: Mapping[str, int], has_fma: bool = True
+) -> tuple[Array, ...]:
+    """Inputs and outputs; nothing where they are large, or where random inputs break a check of the model.
+
+    For machines without FMA they are computed without: where activations are quantised, a number that is rounded
+    differently in its last bit may become the next int8, and layers after it differ by much more than floats do.
+    """
     inputs = sample_inputs(program, sizes)
     if sum(each.nbytes for each in inputs) > MOST:
         return ()
-    bound = NativeEngine().compile(program).prepare(weights)
+    engine = NativeEngine() if has_fma else NativeEngine(target("plain"))
+    bound = engine.compile(program).prepare(weights)
     try:
         outputs = bound(*inputs)
     except RunError:

@@ -49,6 +49,11 @@ class Machine(Frozen):
     has_memory_for_weights: bool = True  # else they stay in flash
 
     @property
+    def has_fma(self) -> bool:
+        """Whether its best code rounds a product and a sum once: where `kernel.emit.tile_f32` has an instruction."""
+        return self.versions[0].target.name in ("x86_64", "aarch64")
+
+    @property
     def has_threads(self) -> bool:
         return self.system in ("linux", "windows", "macos")
 

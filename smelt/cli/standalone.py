@@ -136,5 +136,5 @@ def _assemble(
     if file.suffix.lower() == ".onnx":
         general = partial(read_file, runtime_broadcast=True)
         parts = use_broadcasting(read, general, precision, lambda *source: put_together(source))
-    recorded = record_call(program, weights, chosen) if has_front(output.name) else ()
+    recorded = record_call(program, weights, chosen, machine.has_fma) if has_front(output.name) else ()
     return parts or put_together(), recorded

@@ -20,10 +20,12 @@ from smelt.aot.bare import check_static
 from smelt.aot.build import Options, build, check_product, has_front, model_name
 from smelt.aot.describe import c_name, c_string, check_signature
 from smelt.aot.limit import check_limit, parts
-from smelt.aot.record import recorded_unit
+from smelt.aot.record import record_call, recorded_unit
 from smelt.aot.targets import MACHINES, find_machine
 from smelt.device.cross import RUNTIME, Unit, Workshop
+from smelt.device.processor import target
 from smelt.device.runtime import FEATURES
+from smelt.engine.native import NativeEngine
 from smelt.engine.signature import signature_of
 from smelt.errors import MemoryLimitError, UnsupportedError
 from smelt.ir.attributes import DotDims
@@ -248,6 +250,20 @@ def test_sizes_that_are_not_known_before_a_call() -> None:
         check_static(assemble([(program(), weights())], "m", MACHINES["thumbv7em-none"]))
     assert (caught.value.got, caught.value.remedy) == ("dynamic dimensions: B", "--size B=1")
     check_static(assemble([(program(2), weights())], "m", MACHINES["thumbv7em-none"]))
+
+
+def test_a_call_is_recorded_with_the_rounding_of_the_machine() -> None:
+    """Without FMA by the code of the target `plain`, which has none either."""
+    assert {name for name, machine in MACHINES.items() if machine.has_fma} == {
+        name for name in MACHINES if name.startswith(("x86_64-", "aarch64-"))
+    }
+    f = FuncBuilder("main", [Shape("f32", 3, 64), Shape("f32", 64, 5)])
+    sums = f.dot_general(*f.args, dot_dimension_numbers=DotDims((), (), (1,), (0,)), result=Shape("f32", 3, 5))
+    dot = Program.of(f.func(sums))
+    for has_fma, engine in ((True, NativeEngine()), (False, NativeEngine(target("plain")))):
+        *inputs, output = record_call(dot, Weights({}), {}, has_fma)
+        (wanted,) = engine.compile(dot)(*inputs)
+        np.testing.assert_array_equal(output, wanted)
 
 
 def test_a_recorded_call() -> None:
