@@ -113,7 +113,9 @@ class EmulatedDriver:
         *,
         overlap: bool = False,
     ) -> None:
-        assert shared <= 227 << 10, "more shared memory than a block has"
+        assert 0 <= shared <= 227 << 10, "more shared memory than a block has"
+        assert 1 <= threads <= 1024, "a block has at most 1024 threads"
+        assert 1 <= blocks < 1 << 31, "a grid has at most 2**31 - 1 blocks"
         self.launches += 1
         function(blocks, threads, (ctypes.c_longlong * len(arguments))(*arguments))
         for address in self.held:
