@@ -112,7 +112,7 @@ def draw(url: str, rows: Sequence[Row], before: Metrics, now: Metrics, seconds: 
     memory = bytes_text(int(total("process_resident_memory_bytes", "smelt_worker_memory_bytes")))
     head = Text(f"{url}   up {up // 3600}:{up // 60 % 60:02}:{up % 60:02}   CPU {cpu:.0f} %   memory {memory}")
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("model")
+    table.add_column("model", no_wrap=True)
     for name in ("req/s", "failed/s", "p50 ms", "p99 ms", "waiting", "running", "memory", "tokens/s"):
         table.add_column(name, justify="right")
     for row in rows:
