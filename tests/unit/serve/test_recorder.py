@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from hashlib import sha256
@@ -60,6 +61,7 @@ def test_top_shows_what_happened_between_two_looks(
     looks = [before, now]
     monkeypatch.setattr(top, "fetch", lambda url, key: looks.pop(0))
     monkeypatch.setattr(top, "sleep", lambda seconds: None)
+    monkeypatch.setattr(top, "monotonic", itertools.count(0.0, 2.0).__next__)
     top.top("http://server", "", 1.0, True, False)
     printed = capsys.readouterr().out
     assert "digits v1" in printed
