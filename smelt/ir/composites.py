@@ -41,7 +41,8 @@ and v that the result and q lack. guarded = 1: a row in which no key is left (na
 _PAGED = """softmax of (sum q k * scale) over keys at positions 0 … position[n], times v. Operands q [n, h, k], keys
 [p, g, k, s], values [p, s, g, e], table [b, m], sequence [n], position [n], sinks [h]?: key j of query n is in page
 table[sequence[n], j / s] at j % s, of head h / (heads / g). With softcap c > 0 scores are c * tanh(score / c); with
-window w > 0 only the last w positions count; a sink is one more score, without a value."""
+window w > 0 only the last w positions count; a sink is one more score, without a value. Pages of i8 have scales
+(`ir.ops.paged_attention`), and queries are rounded to 8 bits."""
 _WINDOW = ("strides", "padding", "lhs_dilation", "rhs_dilation", "groups", "batch_groups")
 _RECURRENT = """one direction of one layer over time: operands x [time, batch, input], w [gates * hidden, input],
 r [gates * hidden, hidden], b [2 * gates * hidden]?, lengths [batch]?, h [batch, hidden]"""

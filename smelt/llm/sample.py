@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -118,7 +119,7 @@ class Sampler:
                     remedy="leave it out, or name tokens of the vocabulary",
                 )
 
-    @property
+    @cached_property
     def is_plain(self) -> bool:
         """Whether the logits alone decide, and `draw.draw_tokens` draws as `choose` does: no more than temperature,
         top-k, top-p and min-p."""
