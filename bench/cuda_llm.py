@@ -2,7 +2,6 @@
 
     step    `examples/llama_gpu.py` at batch 1, 8, 32: tokens, caches and logits stay on the device
     overlap the same, where kernels read their weights before the kernel in front of them ends
-    clusters the same, where several rows take clusters of blocks
     engine  `smelt.llm`: the step of a decoder over pages, with logits on the host, as requests are served
 
 Weights are random. Each case runs in a process of its own with a time limit, few layers first, and is written to FILE
@@ -26,7 +25,6 @@ import numpy as np
 
 from examples.llama_gpu import SMALL, Llama, Sizes, _random, compiled_step, steps
 from smelt.device import host_plan
-from smelt.kernel.build import gemm_simt
 
 ROOT = Path(__file__).resolve().parents[1]
 WARM, STEPS = 6, 32
@@ -178,12 +176,7 @@ def run_overlap(sizes: Sizes, batch: int) -> dict[str, Any]:
     return run_step(sizes, batch)
 
 
-def run_clusters(sizes: Sizes, batch: int) -> dict[str, Any]:
-    gemm_simt.CLUSTERS = True
-    return run_step(sizes, batch)
-
-
-RUN = {"step": run_step, "overlap": run_overlap, "clusters": run_clusters, "engine": run_engine}
+RUN = {"step": run_step, "overlap": run_overlap, "engine": run_engine}
 
 
 def main() -> int:

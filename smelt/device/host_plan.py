@@ -28,6 +28,7 @@ LIMIT = 1 << 63
 NOT_TAKEN = 0  # what a division by 0 gives: it is in a branch that is not taken
 OVERLAP = False  # launches that wait themselves for the one before begin before it ends
 SHORTEST_PAUSE, LONGEST_PAUSE = 20e-6, 1e-3  # seconds between two questions whether the device is done
+PREFETCHING = 128  # blocks of a launch that prefetches for a later one
 NOTE = 8  # bytes: places of notes are multiples
 STRAIGHT = ("launch", "copy", "ensure")  # steps that do not depend on data
 
@@ -267,9 +268,20 @@ class Run:
                 arguments = [self.buffers[i] for i in each["buffers"]]
                 arguments += [self.numbers[i] for i in each["sizes"]]
                 function = self.program.functions[each["function"]]
-                given = blocks, each["threads"], [*arguments, self.memory], each["shared"]
-                self.driver.launch(function, *given, overlap=OVERLAP and each["awaits"] and self.follows)
+                if each.get("prefetch"):
+                    blocks = max(
+                        blocks, PREFETCHING
+                    )  # every multiprocessor prefetches; the others have nothing else to do
+                given = blocks, each["threads"], [*arguments, self.memory, *self.prefetched(each)], each["shared"]
+                self.driver.launch(function, *given, overlap=OVERLAP and bool(each["awaits"]) and self.follows)
                 self.follows = True
+
+    def prefetched(self, launch: Mapping[str, Any]) -> list[int]:
+        """Address, number, distance and bytes of the pieces of memory that a launch prefetches for a later one."""
+        if not launch.get("prefetches"):
+            return []
+        buffer, *pieces = launch.get("prefetch", (0, 0, 0, 0))
+        return [self.buffers[buffer], *pieces]
 
     def blocks(self, launch: Mapping[str, Any]) -> int:
         """How many blocks a launch gets; 0: there is nothing to do."""

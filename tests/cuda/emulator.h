@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <ucontext.h>
-#include <utility>
 #include <vector>
 
 #define __global__
@@ -25,21 +24,16 @@ static ucontext_t begun, entry;
 static jmp_buf scheduler, fibers[MOST];  // a fiber's first step needs a context, later ones a jump, which is no system call
 static char *stacks[MOST];
 static bool finished[MOST];
-static int current, threads_here, blocks_here = 1, moved;  // blocks_here: those of a cluster, whose fibers run together
+static int current, threads_here, moved;
 static bool backwards = true;  // every other turn begins with the last thread, so that a missing barrier shows
-static Barrier warp_barriers[MOST / WARP], block_barriers[MOST / WARP], cluster_barrier;
+static Barrier warp_barriers[MOST / WARP], block_barrier;
 static unsigned exchanged[MOST];
 static void (*kernel_here)(const long long *);
 static const long long *arguments_here;
 
-static int smelt_rank(void) { return current / threads_here; }
-static void resume_fiber(void) {
-  threadIdx.x = current % threads_here;
-  blockIdx.x = blockIdx.x / blocks_here * blocks_here + smelt_rank();
-}
 static void pause_fiber(void) {
   if (!_setjmp(fibers[current])) _longjmp(scheduler, 1);
-  resume_fiber();
+  threadIdx.x = current;
 }
 static void wait_at(Barrier *barrier, int members) {
   moved++;
@@ -52,12 +46,11 @@ static void wait_at(Barrier *barrier, int members) {
   while (barrier->generation == generation) pause_fiber();
 }
 static int warp_members(void) {
-  const int rest = threads_here - current % threads_here / WARP * WARP;
+  const int rest = threads_here - current / WARP * WARP;
   return rest < WARP ? rest : WARP;
 }
 static void __syncwarp(unsigned mask = 0xffffffffu) { wait_at(&warp_barriers[current / WARP], warp_members()); }
-static void __syncthreads(void) { wait_at(&block_barriers[smelt_rank()], threads_here); }
-static void smelt_sync_cluster(void) { wait_at(&cluster_barrier, blocks_here * threads_here); }
+static void __syncthreads(void) { wait_at(&block_barrier, threads_here); }
 static unsigned exchange(unsigned value, int from) {
   exchanged[current] = value;
   __syncwarp();
@@ -94,16 +87,12 @@ static void smelt_mma_sync(float *c, const unsigned *a, const unsigned *b) {
 }
 
 // Asynchronous copies and products are done when a thread waits for them: what reads or overwrites too early is found.
-static char shared_of_block[4][232448] __attribute__((aligned(1024)));  // of a launch that asks for shared memory
-static char *shared_here() { return shared_of_block[smelt_rank()]; }
-template <class T> static const T *smelt_shared_of(const T *at, int rank) {
-  return (const T *)(shared_of_block[rank] + ((const char *)at - shared_here()));
-}
+static char smelt_shared[232448] __attribute__((aligned(1024)));  // of a launch that asks for shared memory
 struct smelt_words;
 struct Copied { void *to; const void *from; int used; };
 static std::vector<Copied> copies[MOST];
 static std::vector<int> copy_groups[MOST];  // how many copies each group has, the oldest first
-static unsigned smelt_shared_address(const void *at) { return (unsigned)((const char *)at - shared_here()); }
+static unsigned smelt_shared_address(const void *at) { return (unsigned)((const char *)at - smelt_shared); }
 static void smelt_copy_async(void *to, const void *from, int used) {
   if ((size_t)to % 16 || (used && (size_t)from % 16) || used < 0 || used > 16) {
     fprintf(stderr, "an asynchronous copy is not aligned\n");
@@ -128,53 +117,6 @@ template <int N> static void smelt_copy_wait() {
     groups.erase(groups.begin());
   }
 }
-// A barrier that counts bytes: copies are done when a thread waits for them and all bytes are announced.
-struct Bytes { int phases, announced, pending; };
-struct Bulk { void *to; const void *from; int bytes; unsigned long long *barrier; };
-static std::vector<Bulk> bulk_copies;
-static Bytes *bytes_of(unsigned long long *barrier) {
-  static std::vector<std::pair<unsigned long long *, Bytes *>> all;
-  for (auto &each : all)
-    if (each.first == barrier) return each.second;
-  all.push_back({barrier, new Bytes{}});
-  return all.back().second;
-}
-static void smelt_open_barrier(unsigned long long *barrier) { *bytes_of(barrier) = Bytes{}; }
-static void smelt_expect_bytes(unsigned long long *barrier, int bytes) {
-  Bytes *const found = bytes_of(barrier);
-  if (found->announced) {
-    fprintf(stderr, "a phase of a barrier begins before the one before is over\n");
-    abort();
-  }
-  found->announced = 1;
-  found->pending += bytes;
-}
-static void smelt_copy_bulk(void *to, const void *from, int bytes, unsigned long long *barrier) {
-  if ((size_t)to % 16 || (size_t)from % 16 || bytes % 16 || bytes <= 0) {
-    fprintf(stderr, "a bulk copy is not aligned\n");
-    abort();
-  }
-  bulk_copies.push_back({to, from, bytes, barrier});
-}
-static void smelt_await_bytes(unsigned long long *barrier, int phase) {
-  Bytes *const found = bytes_of(barrier);
-  while (found->phases % 2 == phase) {
-    for (size_t i = 0; i < bulk_copies.size();) {
-      const Bulk each = bulk_copies[i];
-      if (each.barrier != barrier) { i++; continue; }
-      memcpy(each.to, each.from, each.bytes);
-      found->pending -= each.bytes;
-      bulk_copies.erase(bulk_copies.begin() + i);
-    }
-    if (found->announced && !found->pending) {
-      found->announced = 0;
-      found->phases++;
-      moved++;
-    } else {
-      pause_fiber();
-    }
-  }
-}
 static void smelt_await() {}
 static void smelt_prefetch(const void *) {}
 template <class W = smelt_words> static W smelt_read(const void *from) { return *(const W *)from; }
@@ -193,7 +135,7 @@ static float described(unsigned long long form, int row, int k) {
     abort();
   }
   unsigned short x;
-  memcpy(&x, shared_here() + at, 2);
+  memcpy(&x, smelt_shared + at, 2);
   return bf16(x, 0);
 }
 struct Product { float *d; int columns; unsigned long long a, b; };
@@ -234,7 +176,7 @@ static int __clzll(long long x) { return x ? __builtin_clzll((unsigned long long
 
 static void run_fiber(void) {
   if (!_setjmp(fibers[current])) swapcontext(&entry, &begun);
-  resume_fiber();
+  threadIdx.x = current;
   kernel_here(arguments_here);
   finished[current] = true;
   _longjmp(scheduler, 1);
@@ -252,8 +194,7 @@ static void run_block(int threads) {
     finished[i] = false;
   }
   memset(warp_barriers, 0, sizeof warp_barriers);
-  memset(block_barriers, 0, sizeof block_barriers);
-  memset(&cluster_barrier, 0, sizeof cluster_barrier);
+  memset(&block_barrier, 0, sizeof block_barrier);
   for (volatile int left = threads; left;) {
     const volatile int before = left, moves = moved;
     backwards = !backwards;
@@ -270,22 +211,16 @@ static void run_block(int threads) {
     }
   }
 }
-static void emulate(void (*kernel)(const long long *), bool waits, int cluster, int blocks, int threads,
-                    const long long *arguments) {
-  if (blocks % cluster) {
-    fprintf(stderr, "blocks that are no whole clusters\n");
-    abort();
-  }
+static void emulate(void (*kernel)(const long long *), bool waits, int blocks, int threads, const long long *arguments) {
   kernel_here = kernel;
-  blocks_here = cluster;
   arguments_here = arguments;
   threads_here = threads;
   gridDim.x = blocks;
   blockDim.x = threads;
-  for (int block = 0; block < blocks; block += cluster) {
+  for (int block = 0; block < blocks; block++) {
     blockIdx.x = block;
     if (waits) {
-      run_block(cluster * threads);
+      run_block(threads);
     } else {
       for (current = 0; current < threads; current++) {
         threadIdx.x = current;

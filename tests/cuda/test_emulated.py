@@ -27,7 +27,7 @@ from smelt.errors import RunError, ShapeError, SizeError, SmeltError
 from smelt.ir.blocks import BLOCKS
 from smelt.ir.interpret import run
 from smelt.ir.text import parse
-from smelt.kernel.build import attention_simt, gemm_simt, paged_attention_simt
+from smelt.kernel.build import attention_simt, paged_attention_simt
 from smelt.kernel.emit import kernel_cuda
 from smelt.passes.lower_blocks import round_activations
 from smelt.run.load import every_code
@@ -109,25 +109,6 @@ def test_bf16_weights_on_tensor_cores(machine: str, left: str, emulated: Emulate
     odd = np.ones((2, depth), np.float32)
     odd[:, 5] = np.inf, np.nan
     assert [*map(str, made(odd.astype(kind))[0].numpy()[:, 0])] == [str(np.float32(np.inf * np.sign(w[5, 0]))), "nan"]
-
-
-@pytest.mark.parametrize("left", ["bf16", "f32"])
-def test_several_rows_take_clusters_of_blocks(
-    left: str, emulated: EmulatedCuda, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Blocks that share the rows: the bits of one row by itself, for depths that fill no line and those that do."""
-    monkeypatch.setattr(gemm_simt, "CLUSTERS", True)
-    random = np.random.default_rng(seed)
-    for depth, columns, most in ((333, 128, 20), (2328, 128, 12)):
-        w, x = (random.standard_normal(sizes, np.float32) for sizes in ((depth, columns), (most, depth)))
-        weights = Weights.of({"w": HostBuffer.of(w.astype(dtype("bf16").numpy))})
-        programs = [parse(bf16_product(rows, depth, columns, left)) for rows in (most, 1)]
-        some, one = (NativeEngine(emulated.target()).compile(each).prepare(weights) for each in programs)
-        rows = x.astype(dtype(left).numpy)
-        got = some(rows)[0].numpy()
-        np.testing.assert_allclose(got, rows.astype(np.float32) @ weights["w"].numpy().astype(np.float32), atol=1e-3)
-        for i in (0, most - 1):
-            np.testing.assert_array_equal(got[i : i + 1], one(rows[i : i + 1])[0].numpy())
 
 
 CONVOLUTION = """func.func @main(%x: tensor<1x5x6x48xf32>, %w: tensor<3x3x48x70xf32> {smelt.weight = "w"})

@@ -21,8 +21,8 @@ from smelt.kernel.build.sinks import Output, simt_sink
 from smelt.kernel.loops.form import F32_F16, FEW_BF16, FEW_F32_BF16, INT8, Form
 from smelt.kernel.loops.grammar import Amount, Expr, Mma, Number, Place, Set, Slice, add, scale, split
 from smelt.kernel.loops.nest import Index, Nest, flat, tensor
-from smelt.kernel.loops.tensor_tile import CLUSTER, CLUSTER_WIDE, PAD, STAGES, TENSOR, TILE_ROWS, WIDTHS, stage_bytes
 from smelt.kernel.loops.tensor_tile import FEW_ROWS as FEW_TENSOR_ROWS
+from smelt.kernel.loops.tensor_tile import PAD, STAGES, TENSOR, TILE_ROWS, WIDTHS, stage_bytes
 from smelt.shape import Shape
 from smelt.target import Target
 
@@ -30,7 +30,6 @@ FEW_ROWS = 8  # of a block where there are few rows of f32
 THREADS = 256  # of a block; with few rows each takes 4 columns of a K-block
 BUSY = 100  # blocks that keep a GPU busy
 PANEL, MOST_SUMS = 64, 1 << 23  # columns of a panel; sums of K-blocks that may be kept
-CLUSTERS = False  # whether several rows take clusters of blocks: slower on an H200, where registers hold what is read
 MANY_COLUMNS = 8192  # from here on a block with few rows takes 32 columns
 
 
@@ -146,10 +145,9 @@ def _few_rows(nest: Nest, op: Op, output: Output, form: Form, here: Size) -> Non
     columns = tensor(op.result).sizes[2]
     assert isinstance(line, int)
     width = line // form.k_pack
-    clustered = CLUSTERS and width == 64 and _fits_clusters(groups, rows, columns)
     large = not isinstance(columns, int) or columns >= MANY_COLUMNS
     several = isinstance(rows, int) and rows > FEW_ROWS  # then each block reads many rows: better for more columns
-    wide = CLUSTER_WIDE if clustered else 16 << (large + several) if width % 64 == 0 else 16
+    wide = 16 << (large + several) if width % 64 == 0 else 16
     with nest.loops((groups * here, ceildiv(columns, wide))) as (group, number):
         panel, share = (nest.let(each) for each in split(number, width // wide))
         before = nest.let(scale(number, wide))
@@ -159,15 +157,8 @@ def _few_rows(nest: Nest, op: Op, output: Output, form: Form, here: Size) -> Non
         place = (Number(0) if shared == 1 else group, panel, Number(0))
         b = panel_slice(nest, op, place, Amount(depth), Columns(before, width, there, f32))
         inside = add(b.place.index, scale(share, wide * form.k_pack))
-        weights = Slice(Place(b.place.array, inside), b.sizes, b.strides)
-        nest.emit(Mma(tile.sums, a, across_panels(nest, op, weights) if clustered else weights, form))
+        nest.emit(Mma(tile.sums, a, Slice(Place(b.place.array, inside), b.sizes, b.strides), form))
         tile.store(nest, op, output, f32, lambda row, column: (group, row, column))
-
-
-def _fits_clusters(groups: Size, rows: Size, columns: Size) -> bool:
-    """Whether clusters of blocks multiply a few rows: there are several, and whole clusters have all columns."""
-    several = isinstance(rows, int) and rows > FEW_ROWS
-    return several and groups == 1 and isinstance(columns, int) and columns % (CLUSTER * CLUSTER_WIDE) == 0
 
 
 def _many_rows(nest: Nest, op: Op, output: Output, form: Form, here: Size) -> None:

@@ -37,10 +37,11 @@ PRELUDE = "\n".join(
         "#define LANES",
         "#if __CUDA_ARCH__ >= 900",  # the next launch may begin, if it waits itself for what this one writes
         '#define SMELT_RELEASE() asm volatile("griddepcontrol.launch_dependents;")',
-        "#define SMELT_CLUSTER(blocks) __cluster_dims__(blocks)",
+        "#define SMELT_PREFETCH(from, bytes)"
+        ' asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(from), "r"((ui32)(bytes)))',
         "#else",
         "#define SMELT_RELEASE()",
-        "#define SMELT_CLUSTER(blocks)",
+        "#define SMELT_PREFETCH(from, bytes)",
         "#endif",
         "",
     )
@@ -59,6 +60,13 @@ template <class T> inline T smelt_shuffle_down(T x, int by) {
 }
 template <class T> inline T smelt_shuffle_first(T x) {
   return smelt_exchange(x, [](ui32 word) { return __shfl_sync(0xffffffffu, word, 0); });
+}
+"""
+# Weights of a later launch: they come from memory while this one, which reads little, waits for itself.
+PREFETCH = """\
+inline void smelt_prefetch_pieces(i64 from, i64 pieces, i64 stride, i64 bytes) {
+  const i64 first = blockIdx.x + (i64)gridDim.x * threadIdx.x, all = (i64)gridDim.x * blockDim.x;
+  for (i64 i = first; i < pieces; i += all) SMELT_PREFETCH(from + i * stride, bytes);
 }
 """
 KERNELS_PER_FILE = 6
@@ -103,4 +111,5 @@ class CudaSource:
         text = "\n".join(parts)
         tiles = micro_kernels(text)
         shuffle = SHUFFLE if "smelt_shuffle_" in text else ""
-        return "".join([PRELUDE, math.prelude(tiles + text), shuffle, tiles, text, "\n"])
+        prefetch = PREFETCH if "smelt_prefetch_pieces(" in text else ""
+        return "".join([PRELUDE, math.prelude(tiles + text), prefetch, shuffle, tiles, text, "\n"])

@@ -17,7 +17,7 @@ from smelt.errors import UnsupportedError
 from smelt.kernel import math
 from smelt.kernel.emit.printer import Printer, apply_text
 from smelt.kernel.emit.tile_cuda import FEW, MMA, TILE, TILED
-from smelt.kernel.emit.tile_mma import attend_call, cluster_call, few_call, tile_call
+from smelt.kernel.emit.tile_mma import attend_call, few_call, tile_call
 from smelt.kernel.loops.fold import identity
 from smelt.kernel.loops.form import KEYS_BF16
 from smelt.kernel.loops.grammar import (
@@ -45,12 +45,10 @@ from smelt.kernel.loops.grammar import (
 from smelt.kernel.loops.simt import THREADS, WARP, Stage, map_to_grid, reads_from, static_extent, stores_to
 from smelt.kernel.loops.tensor_tile import (
     ATTEND,
-    CLUSTER,
     FEW_TENSOR,
     TENSOR,
     WARPS,
     few_columns,
-    is_clustered,
     resident_blocks,
     stage_bytes,
     tile_columns,
@@ -60,6 +58,7 @@ from smelt.kernel.plan.plan import Kernel
 FEW_ROWS, FEW_COLUMNS = 8, (16, 32, 64)  # that `smelt_few_FORM` is for
 LANE = "smelt_lane"  # a thread's number in its group
 SMALL = 1 << 31
+PREFETCHED = ("next", "pieces", "stride", "bytes")  # address, number of pieces, their distance, bytes of each
 AT_ONCE, MANY = 4, 1 << 20  # iterations of a thread together, where a map has many elements
 STAGED, STAGED_DYNAMIC = 16 << 10, 1024  # bytes of terms of a reduction in shared memory; terms, of a dynamic number,
 STAGED_BESIDE = 16 << 10  # beside at most this number of bytes
@@ -85,6 +84,7 @@ class Launched:
     scratch: int
     shared: int = 0  # bytes of shared memory beside what the function declares
     weights: int | None = None  # the buffer that it reads before it waits itself for the launch in front of it
+    prefetches: bool = False  # it takes the pieces of memory (`PREFETCHED`) that a later launch reads
 
 
 @dataclass(slots=True)
@@ -138,11 +138,15 @@ class StagePrinter(Printer):
         parameters = [f"char *const b{i}" for i in self.buffers]
         parameters += [f"const i64 s{i}" for i in range(len(self.sizes))]
         parameters.append("char *const smelt_memory")
+        if self.prefetches:
+            parameters += [f"const i64 smelt_{name}" for name in PREFETCHED]
         bounds = str(stage.threads) if self.resident == 1 else f"{stage.threads}, {self.resident}"
-        attributes = f"__launch_bounds__({bounds}){self.clusters}"
-        head = f'extern "C" __global__ void {attributes} {self.name}({", ".join(parameters)}) {{'
+        head = f'extern "C" __global__ void __launch_bounds__({bounds}) {self.name}({", ".join(parameters)}) {{'
         lane = {"thread": "0", "warp": f"(int)(threadIdx.x % {WARP})", "block": "(int)threadIdx.x"}[stage.group]
         start = [f"  const int {LANE} = {lane}; (void){LANE};", "  SMELT_RELEASE();"]
+        if self.prefetches:
+            start.append(f"  smelt_prefetch_pieces({', '.join(f'smelt_{name}' for name in PREFETCHED)});")
+            start += ["  if (blockIdx.x) return;"] if stage.extent is None else []  # others only prefetch
         return "\n".join([head, *start, *self.locals.values(), *lines, "}"])
 
     def launch_record(self) -> Launched:
@@ -161,7 +165,14 @@ class StagePrinter(Printer):
             stage.scratch,
             stage.shared if stage.ring else 0,
             self.weights,
+            self.prefetches,
         )
+
+    @property
+    def prefetches(self) -> bool:
+        """Whether it reads little itself, so that memory has time for the weights of a later launch."""
+        forms = [each.form for each in walk_statements(self.stage.body) if isinstance(each, Mma)]
+        return all(form in ATTEND for form in forms)
 
     @property
     def resident(self) -> int:
@@ -171,12 +182,6 @@ class StagePrinter(Printer):
             return 2
         few = [each for each in products if each.form in FEW_TENSOR]
         return min((resident_blocks(each) for each in few), default=1)
-
-    @property
-    def clusters(self) -> str:
-        """Neighbouring blocks that run together."""
-        products = (each for each in walk_statements(self.stage.body) if isinstance(each, Mma))
-        return f" SMELT_CLUSTER({CLUSTER})" if any(map(is_clustered, products)) else ""
 
     @property
     def weights(self) -> int | None:
@@ -456,13 +461,6 @@ class StagePrinter(Printer):
             stages = self.stage.ring // stage_bytes(mma.form, tile_columns(mma))
             function = tile_call(mma.form, tile_columns(mma), stages)
             return f"{function}({LANE}, smelt_shared, {', '.join(given)});"
-        if is_clustered(mma):
-            clustered = [
-                *(given[i] for i in (0, 1, 3, 6, 7)),
-                self.expr(mma.b.strides[2]),
-                *(given[i] for i in (9, 10, 11, 12)),
-            ]
-            return f"{cluster_call(mma.form)}({LANE}, smelt_shared, {', '.join(clustered)});"
         if mma.form in FEW_TENSOR:
             few = [given[i] for i in (0, 1, 3, 6, 7, 9, 10, 11, 12)]
             function = few_call(mma.form, few_columns(mma))

@@ -30,6 +30,15 @@ from smelt.kernel.plan.plan import (
 )
 from smelt.size import substitute, symbol
 
+STRAIGHT = ("launch", "copy", "require", "ensure")
+AHEAD = 12  # steps in which a launch looks for weights to prefetch
+# Bytes: what memory gives during a short launch, what a GPU's cache holds, and what pieces are multiples of.
+PREFETCHED, MOST_PREFETCHED, PIECE = 16 << 20, 32 << 20, 1024
+
+
+def _reads_weights(step: Mapping[str, Any]) -> bool:
+    return step["do"] == "launch" and any(each["awaits"] for each in step["launches"])
+
 
 @dataclass
 class PlanWriter:
@@ -91,7 +100,26 @@ class PlanWriter:
         return str(substitute(size, names))
 
     def _steps(self, steps: Sequence[Step]) -> list[dict[str, Any]]:
-        return [self._step(step) for step in steps]
+        done = [self._step(step) for step in steps]
+        for i, step in enumerate(done):
+            if step["do"] == "launch" and (i == 0 or _reads_weights(done[i - 1])):
+                self._prefetch(step, done[i + 1 : i + 1 + AHEAD])
+        return done
+
+    def _prefetch(self, step: dict[str, Any], later: Sequence[dict[str, Any]]) -> None:
+        """The first launch after one that reads weights prefetches those of the next such one."""
+        at = next((i for i, each in enumerate(later) if each["do"] not in STRAIGHT or _reads_weights(each)), None)
+        if _reads_weights(step) or at is None or not _reads_weights(later[at]):
+            return
+        found, between = later[at], sum(len(each.get("launches", ())) for each in (step, *later[:at]))
+        weights = next(each["awaits"][0] for each in found["launches"] if each["awaits"])
+        buffer = self.plan.buffers[weights]
+        if buffer.shape.is_static and step["launches"][0]["prefetches"]:
+            _, panels, lines, line = buffer.shape.numbers()
+            stride = lines * line * buffer.shape.dtype.numpy.itemsize
+            most = min(between * PREFETCHED, MOST_PREFETCHED)
+            piece = min(stride, most // panels) // PIECE * PIECE
+            step["launches"][0]["prefetch"] = [weights, panels, stride, piece]
 
     @cached_property
     def numbers(self) -> dict[int, int]:
@@ -137,6 +165,7 @@ class PlanWriter:
         return targets.union(*(step.writes for step in steps if isinstance(step, Launch)))
 
     def _launch(self, launched: Launched, buffers: Sequence[int]) -> dict[str, Any]:
+        weights = launched.weights
         return {
             "function": launched.function,
             "buffers": [buffers[i] for i in launched.buffers],
@@ -148,5 +177,6 @@ class PlanWriter:
             "saved": launched.saved,
             "scratch": launched.scratch,
             "shared": launched.shared,
-            "awaits": launched.weights is not None and self._is_weight(buffers[launched.weights]),
+            "awaits": [buffers[weights]] if weights is not None and self._is_weight(buffers[weights]) else [],
+            "prefetches": launched.prefetches,
         }

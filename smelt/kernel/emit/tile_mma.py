@@ -4,7 +4,6 @@
 |---|---|---|
 | `smelt_tile_FORM` | 128 | `cp.async` fills a ring of stages in shared memory; `wgmma` on sm_90, else `mma.sync` |
 | `smelt_few_FORM` | up to 32 | weights go from memory to registers and are the left operand of `mma.sync` |
-| `smelt_few_cluster` | 9 to 32 | the same sums by four blocks together (sm_90), each with a fourth of K |
 | `smelt_keys`, `smelt_values` | up to 8 | attention: products with keys, which warps share, and sums of values |
 
 Which steps of K share an instruction does not change their sum, so a thread takes 8 adjacent steps of one row and of
@@ -28,35 +27,6 @@ inline void smelt_mma_sync(f32 *c, const ui32 *a, const ui32 *b) {
 }
 #if __CUDA_ARCH__ >= 900
 inline void smelt_await() { asm volatile("griddepcontrol.wait;" ::: "memory"); }  // for what earlier launches write
-#define SMELT_CLUSTERS 1  // neighbouring blocks run together and read each other's shared memory
-inline int smelt_rank() { ui32 rank; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank)); return (int)rank; }
-inline void smelt_sync_cluster() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-template <class T> inline const T *smelt_shared_of(const T *at, int rank) {  // the same place of another block
-  ui64 there;
-  asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(at), "r"(rank));
-  return (const T *)there;
-}
-inline void smelt_open_barrier(ui64 *barrier) {  // one thread says how many bytes arrive in each phase
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\\nfence.mbarrier_init.release.cluster;"
-      :: "r"((ui32)__cvta_generic_to_shared(barrier)) : "memory");
-}
-inline void smelt_expect_bytes(ui64 *barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
-      :: "r"((ui32)__cvta_generic_to_shared(barrier)), "r"(bytes) : "memory");
-}
-inline void smelt_await_bytes(ui64 *barrier, int phase) {  // until all bytes of an even or odd phase are there
-  ui32 done = 0;
-  while (!done)
-    asm volatile("{ .reg .pred p;\\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\\nselp.u32 %0, 1, 0, p; }"
-        : "=r"(done) : "r"((ui32)__cvta_generic_to_shared(barrier)), "r"(phase) : "memory");
-}
-inline void smelt_copy_bulk(void *to, const void *from, int bytes, ui64 *barrier) {  // multiples of 16
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-      :: "r"((ui32)__cvta_generic_to_shared(to)), "l"(from), "r"(bytes),
-         "r"((ui32)__cvta_generic_to_shared(barrier)) : "memory");
-}
 #else
 inline void smelt_await() {}
 #endif
@@ -136,14 +106,15 @@ template <> struct smelt_left<f32> {
 };
 """
 FEW = """\
-// Sums of a warp: it takes 32 steps of K every turn, of which a thread has line `begin` of 32. Weights and rows go from
-// memory to registers, DEEP turns ahead. `weights` are those of the thread's first column.
-template <int GROUPS, int TILES, int DEEP, bool WHOLE, class L> inline void smelt_few_sums(f32 (&sum)[TILES][GROUPS][4],
-    i64 rows, const L *a, i64 row, const ui16 *weights, i64 line, i64 count, int begin, int group) {
+// Weights and rows go from memory to registers, DEEP turns ahead. Eight warps share K, 32 steps of each turn.
+template <int GROUPS, int TILES, int DEEP, bool WHOLE, class L> inline void smelt_few_rows(int lane, char *ring,
+    i64 rows, const L *a, i64 row, const ui16 *b, i64 line, i64 count, f32 *acc, i64 width, i64 columns) {
   enum { PARTS = smelt_left<L>::PARTS, WORDS = sizeof(L) / 2, EACH = 8 / WORDS };
+  const int warp = lane / 32, group = lane % 32 / 4, member = lane % 4, begin = 4 * warp + member;
   const int lines = (int)((count + 7) / 8), turns = (lines + 31) / 32;
+  f32 sum[TILES][GROUPS][4] = {};
   smelt_words y[DEEP][2 * TILES], x[DEEP][GROUPS][WORDS];
-  weights += begin * line;
+  const ui16 *weights = b + begin * line + group * 8;
   const L *left = a + group * row + 8 * begin;
   const auto load_weights = [&](smelt_words (&to)[2 * TILES], int turn) {
     const bool there = 32 * turn + begin < lines;
@@ -166,20 +137,29 @@ template <int GROUPS, int TILES, int DEEP, bool WHOLE, class L> inline void smel
     }
     left += 256;
   };
+  const auto add_half = [&](const smelt_words (&w)[2 * TILES], const smelt_words (&z)[PARTS], int g, int half) {
+#pragma unroll
+    for (int t = 0; t < TILES; t++) {
+      const ui32 u[4] = {w[2 * t].x[2 * half], w[2 * t + 1].x[2 * half],
+                         w[2 * t].x[2 * half + 1], w[2 * t + 1].x[2 * half + 1]};
+#pragma unroll
+      for (int p = 0; p < PARTS; p++) smelt_mma_sync(sum[t][g], u, z[p].x + 2 * half);
+    }
+  };
   const auto multiply = [&](const smelt_words (&w)[2 * TILES], const smelt_words (&v)[GROUPS][WORDS]) {
+    if constexpr (PARTS == 1) {  // neighbouring instructions add to different sums
 #pragma unroll
-    for (int g = 0; g < GROUPS; g++) {
-      smelt_words z[PARTS];
-      smelt_left<L>::parts(v[g], z);
+      for (int half = 0; half < 2; half++)
 #pragma unroll
-      for (int t = 0; t < TILES; t++)
+        for (int g = 0; g < GROUPS; g++) add_half(w, v[g], g, half);
+    } else {
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-          const ui32 u[4] = {w[2 * t].x[2 * half], w[2 * t + 1].x[2 * half],
-                             w[2 * t].x[2 * half + 1], w[2 * t + 1].x[2 * half + 1]};
+      for (int g = 0; g < GROUPS; g++) {
+        smelt_words z[PARTS];
+        smelt_left<L>::parts(v[g], z);
 #pragma unroll
-          for (int p = 0; p < PARTS; p++) smelt_mma_sync(sum[t][g], u, z[p].x + 2 * half);
-        }
+        for (int half = 0; half < 2; half++) add_half(w, z, g, half);
+      }
     }
   };
 #pragma unroll
@@ -195,13 +175,6 @@ template <int GROUPS, int TILES, int DEEP, bool WHOLE, class L> inline void smel
       load_weights(y[i], turn + DEEP + i);
       load_rows(x[i], turn + DEEP + i);
     }
-}
-// Eight warps share K; each has all columns of the block.
-template <int GROUPS, int TILES, int DEEP, bool WHOLE, class L> inline void smelt_few_rows(int lane, char *ring,
-    i64 rows, const L *a, i64 row, const ui16 *b, i64 line, i64 count, f32 *acc, i64 width, i64 columns) {
-  const int warp = lane / 32, group = lane % 32 / 4, member = lane % 4;
-  f32 sum[TILES][GROUPS][4] = {};
-  smelt_few_sums<GROUPS, TILES, DEEP, WHOLE>(sum, rows, a, row, b + group * 8, line, count, 4 * warp + member, group);
   f32 *const part = (f32 *)ring;  // the sums of every warp, which are added in order
 #pragma unroll
   for (int t = 0; t < TILES; t++)
@@ -233,126 +206,6 @@ template <int TILES, class L> inline void smelt_few(int lane, char *ring, i64 ro
   else if (rows <= 16) SMELT_FEW(2, TILES < 4 ? 2 : 1, true);
   else SMELT_FEW(4, TILES < 4 ? 2 : 1, true);
 #undef SMELT_FEW
-}
-#ifdef SMELT_CLUSTERS
-// Sums of a warp, as above, from a ring in shared memory that bulk copies fill. In a turn the block takes 8 of the 32
-// lines of two panels and as many steps of the rows.
-template <int GROUPS, int TILES, class L> inline void smelt_bulk_sums(int lane, char *ring,
-    f32 (&sum)[TILES][GROUPS][4], i64 rows, const L *a, i64 row, const ui16 *b, i64 line, i64 panel, i64 count,
-    int rank) {
-  enum {
-    PARTS = smelt_left<L>::PARTS, WORDS = sizeof(L) / 2, LINE = 1056, ROW = sizeof(L) == 2 ? 192 : 272,
-    LEFT = 16 * LINE, STAGE = LEFT + 32 * ROW, STAGES = 4
-  };
-  const int part_of = lane / 32 % 4, group = lane % 32 / 4, own = lane / 128 * 4 + lane % 4;
-  const int lines = (int)((count + 7) / 8), turns = (lines + 31) / 32;
-  ui64 *const barriers = (ui64 *)ring;
-  char *const stages = ring + 128;
-  if (lane == 0)
-    for (int i = 0; i < STAGES; i++) smelt_open_barrier(barriers + i);
-  __syncthreads();
-  const auto fetch = [&](int turn) {  // by the first warp
-    if (turn >= turns || lane >= 32) return;
-    char *const slot = stages + turn % STAGES * STAGE;
-    ui64 *const barrier = barriers + turn % STAGES;
-    const int first = 32 * turn + 8 * rank, left = lines - first, used = left < 0 ? 0 : left < 8 ? left : 8;
-    const int bytes = used * 8 * (int)sizeof(L);
-    if (lane == 0) smelt_expect_bytes(barrier, used * 2048 + (used ? (int)rows : 0) * bytes);
-    __syncwarp();
-    if (lane < 16 && lane % 8 < used)
-      smelt_copy_bulk(slot + lane * LINE, b + lane / 8 * panel + (first + lane % 8) * line, 1024, barrier);
-    if (lane < rows && used)
-      smelt_copy_bulk(slot + LEFT + lane * ROW, a + lane * row + 8 * first, bytes, barrier);
-  };
-  smelt_await();
-  for (int i = 0; i < STAGES; i++) fetch(i);
-#pragma unroll 1
-  for (int turn = 0; turn < turns; turn++) {
-    const char *const slot = stages + turn % STAGES * STAGE;
-    const bool there = 32 * turn + 8 * rank + own < lines;
-    smelt_await_bytes(barriers + turn % STAGES, turn / STAGES % 2);
-    smelt_words y[2 * TILES];
-    const char *const weights = slot + (part_of / 2 * 8 + own) * LINE + (part_of % 2 * 32 + group) * 16;
-#pragma unroll
-    for (int i = 0; i < 2 * TILES; i++) y[i] = there ? *(const smelt_words *)(weights + 128 * i) : smelt_words{};
-#pragma unroll
-    for (int g = 0; g < GROUPS; g++) {
-      smelt_words raw[WORDS], z[PARTS];
-      const char *const left = slot + LEFT + (8 * g + group) * ROW + own * WORDS * 16;
-#pragma unroll
-      for (int w = 0; w < WORDS; w++) raw[w] = there ? *(const smelt_words *)(left + 16 * w) : smelt_words{};
-      smelt_left<L>::parts(raw, z);
-#pragma unroll
-      for (int t = 0; t < TILES; t++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-          const ui32 u[4] = {y[2 * t].x[2 * half], y[2 * t + 1].x[2 * half],
-                             y[2 * t].x[2 * half + 1], y[2 * t + 1].x[2 * half + 1]};
-#pragma unroll
-          for (int p = 0; p < PARTS; p++) smelt_mma_sync(sum[t][g], u, z[p].x + 2 * half);
-        }
-    }
-    __syncthreads();  // all have read the stage
-    fetch(turn + STAGES);
-  }
-}
-// Four neighbouring blocks, each with 32 columns: a block has the sums of two of the eight warps above for the columns
-// of all four, so that it reads a fourth of the rows. Each then adds the sums of its own columns in order.
-template <int GROUPS, bool WHOLE, class L> inline void smelt_few_shared(int lane, char *ring, i64 rows,
-    const L *a, i64 row, const ui16 *b, i64 line, i64 panel, i64 count, f32 *acc, i64 width, i64 columns) {
-  enum { TILES = 2, WIDE = 16 * TILES, ALL = 4 * WIDE };
-  const int rank = smelt_rank(), share = lane / 128, part_of = lane / 32 % 4, group = lane % 32 / 4, member = lane % 4;
-  f32 sum[TILES][GROUPS][4] = {};
-  const ui16 *const first = b - rank / 2 * panel - rank % 2 * 8 * WIDE;  // of all four
-  if constexpr (WHOLE) {
-    smelt_bulk_sums<GROUPS, TILES>(lane, ring, sum, rows, a, row, first, line, panel, count, rank);
-  } else {
-    const ui16 *const weights = first + part_of / 2 * panel + part_of % 2 * 8 * WIDE + group * 8;
-    const int begin = 8 * rank + 4 * share + member;
-    smelt_few_sums<GROUPS, TILES, 1, false>(sum, rows, a, row, weights, line, count, begin, group);
-  }
-  f32 *const part = (f32 *)ring;
-#pragma unroll
-  for (int t = 0; t < TILES; t++)
-#pragma unroll
-    for (int g = 0; g < GROUPS; g++)
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
-        const int r = 8 * g + 2 * member + e % 2, c = WIDE * part_of + 16 * t + group + e / 2 * 8;
-        if (r < rows) part[(share * rows + r) * ALL + c] = sum[t][g][e];
-      }
-  smelt_sync_cluster();
-  f32 total[GROUPS];
-#pragma unroll
-  for (int i = 0; i < GROUPS; i++) {
-    const int r = lane / WIDE + 8 * i, c = lane % WIDE;
-    total[i] = 0;
-    if (r >= rows) continue;
-#pragma unroll
-    for (int w = 0; w < 8; w++) {
-      const f32 one = *smelt_shared_of(part + (w % 2 * rows + r) * ALL + WIDE * rank + c, w / 2);
-      total[i] = w ? total[i] + one : one;
-    }
-  }
-  smelt_sync_cluster();  // all have read what the tile of sums may overwrite
-#pragma unroll
-  for (int i = 0; i < GROUPS; i++)
-    if (lane / WIDE + 8 * i < rows) acc[(lane / WIDE + 8 * i) * width + lane % WIDE] = total[i];
-}
-#endif
-template <class L> inline void smelt_few_cluster(int lane, char *ring, i64 rows, const L *a, i64 row,
-    const ui16 *b, i64 line, i64 panel, i64 count, f32 *acc, i64 width, i64 columns) {
-#ifdef SMELT_CLUSTERS
-  const bool whole = count % 8 == 0 && ((ui64)a | (ui64)(row * (i64)sizeof(L))) % 16 == 0;
-#define SMELT_FEW(GROUPS, WHOLE) \\
-  smelt_few_shared<GROUPS, WHOLE>(lane, ring, rows, a, row, b, line, panel, count, acc, width, columns)
-  if (!whole) SMELT_FEW(4, false);
-  else if (rows <= 16) SMELT_FEW(2, true);
-  else SMELT_FEW(4, true);
-#undef SMELT_FEW
-#else
-  smelt_few<2>(lane, ring, rows, a, row, b, line, count, acc, width, columns);
-#endif
 }
 """
 ATTEND = """\
@@ -646,11 +499,6 @@ def tile_call(form: Form, columns: int, stages: int) -> str:
     return f"smelt_tile<{math.storage(form.left)}, {columns}, {stages}>"
 
 
-def cluster_call(form: Form) -> str:
-    """The name of the function that a cluster of blocks calls."""
-    return f"smelt_few_cluster<{math.storage(form.left)}>"
-
-
 def few_call(form: Form, columns: int) -> str:
     return f"smelt_few<{columns // 16}, {math.storage(form.left)}>"
 
@@ -664,7 +512,7 @@ def tensor_kernels(text: str) -> str:
     """The functions that a text calls."""
     tile, few, attend = (
         "smelt_tile<" in text,
-        "smelt_few<" in text or "smelt_few_cluster<" in text,
+        "smelt_few<" in text,
         "smelt_values<" in text,
     )
     if not (tile or few or attend):

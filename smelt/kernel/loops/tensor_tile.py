@@ -22,8 +22,6 @@ TILE_ROWS, FEW_ROWS, ATTEND_ROWS = 128, 32, 8
 WIDTHS = (64, 128, 256)  # columns of a tile
 STAGES = 4  # of the ring of operands, where there is room
 WARPS = 8  # of a block
-CLUSTER, CLUSTER_WIDE = 4, 32  # blocks that multiply a few rows together, columns of each
-CLUSTER_STAGES = 4  # of the ring of their operands
 ALIGN = 1024  # bytes of a stage
 PAD = 8  # elements after each row of sums: neighbouring rows begin in other banks
 
@@ -40,8 +38,6 @@ def ring_bytes(mma: Mma, room: int) -> int:
     if mma.form in TENSOR:
         each = stage_bytes(mma.form, tile_columns(mma))
         return min(STAGES, room // each) * each
-    if is_clustered(mma):  # 16 lines of weights and 64 steps of the rows, so that threads read different banks
-        return 128 + CLUSTER_STAGES * (16 * 1056 + 32 * (192 if mma.form.left.bits == 16 else 272))
     if mma.form is KEYS_BF16:
         depth = mma.a.strides[0]
         assert isinstance(depth, Number)
@@ -59,11 +55,6 @@ def few_rows(mma: Mma) -> int:
         case Amount(int(rows)):
             return rows
     return FEW_ROWS
-
-
-def is_clustered(mma: Mma) -> bool:
-    """Whether neighbouring blocks multiply a few rows together: the weights are [k, column, panel]."""
-    return mma.form in FEW_TENSOR and len(mma.b.strides) == 3
 
 
 def resident_blocks(mma: Mma) -> int:
