@@ -16,7 +16,8 @@ from smelt.passes.crop import crop
 from smelt.passes.split_prepare import WEIGHT
 from smelt.shape import Shape
 
-MANY_COLUMNS = 8192  # a product with as many has enough blocks, and keeps its epilogue
+MANY_COLUMNS = 8192  # a product with as many has enough blocks, and keeps its epilogue,
+FEW_ROWS = 32  # unless it has few rows: then a launch costs more than the epilogue's results in memory
 
 
 def merge_dots(edit: Edit) -> int:
@@ -51,11 +52,13 @@ def _source(edit: Edit, value: Value) -> Value:
 
 
 def _can_merge(edit: Edit, op: Op, weights: set[Value]) -> bool:
-    """Whether whole panels of weights are multiplied, by few columns."""
+    """Whether whole panels of weights are multiplied, of few columns or by few rows."""
     panels, columns = edit.operands(op)[1], op.result.shape.sizes[2]
     count = panels.shape.sizes[1]
     width = Layout.parse(op.attrs["layout"]).axes[-1][0].size
-    whole = isinstance(columns, int) and columns == count * width and columns < MANY_COLUMNS
+    rows = op.result.shape.sizes[1]
+    few = isinstance(rows, int) and rows <= FEW_ROWS
+    whole = isinstance(columns, int) and columns == count * width and (few or columns < MANY_COLUMNS)
     return whole and panels.shape.sizes[0] == 1 and _depends_on(edit, panels, weights)
 
 

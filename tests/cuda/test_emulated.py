@@ -19,6 +19,7 @@ from smelt.device import cpu, dlpack
 from smelt.device.cuda import TARGETS
 from smelt.device.gpu_buffer import GpuBuffer
 from smelt.dtype import dtype
+from smelt.engine.compile import emit_source, plan_program
 from smelt.engine.native import NativeEngine, compile_all
 from smelt.engine.profile import profile
 from smelt.engine.reference import ReferenceEngine
@@ -356,6 +357,42 @@ def test_repeated_calls_replay_a_graph(emulated: EmulatedCuda) -> None:
             np.testing.assert_array_equal(made(*args)[0].numpy(), want)
     assert emulated.emulated.replays > before
     made.close()
+
+
+CHAIN = """func.func @main(%x: tensor<1x512xbf16>, %w: tensor<512x128xbf16> {smelt.weight = "w"},
+    %v: tensor<128x64xbf16> {smelt.weight = "v"}) -> tensor<1x64xf32> {
+  %zero = stablehlo.constant dense<0.0> : tensor<f32>
+  %a = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]
+    : (tensor<1x512xbf16>, tensor<512x128xbf16>) -> tensor<1x128xf32>
+  %sum = stablehlo.reduce(%a init: %zero) applies stablehlo.add across dimensions = [1]
+    : (tensor<1x128xf32>, tensor<f32>) -> tensor<1xf32>
+  %all = stablehlo.broadcast_in_dim %sum, dims = [0] : (tensor<1xf32>) -> tensor<1x128xf32>
+  %less = stablehlo.subtract %a, %all : tensor<1x128xf32>
+  %b = stablehlo.convert %less : (tensor<1x128xf32>) -> tensor<1x128xbf16>
+  %c = stablehlo.dot_general %b, %v, contracting_dims = [1] x [0]
+    : (tensor<1x128xbf16>, tensor<128x64xbf16>) -> tensor<1x64xf32>
+  return %c : tensor<1x64xf32>
+}"""
+
+
+def test_short_launches_prefetch_the_weights_of_the_next_product(emulated: EmulatedCuda, seed: int) -> None:
+    """Pieces are inside the weights; blocks that only prefetch compute nothing."""
+    random = np.random.default_rng(seed)
+    x, w, v = (
+        random.standard_normal(sizes, np.float32).astype(dtype("bf16").numpy)
+        for sizes in ((1, 512), (512, 128), (128, 64))
+    )
+    made = NativeEngine(emulated.target()).compile(parse(CHAIN))
+    *_, text = emit_source([plan_program(parse(CHAIN), emulated.target())]).texts(1)
+    plan = json.loads(text)["programs"]["smelt0"]
+    launches = [launch for step in plan["steps"] for launch in step.get("launches", ())]
+    ((weights, pieces, stride, bytes_of_piece),) = (each["prefetch"] for each in launches if "prefetch" in each)
+    assert plan["sizes"][plan["buffers"][weights]["bytes"]] == pieces * stride == v.nbytes
+    assert 0 < bytes_of_piece <= stride
+    assert bytes_of_piece % 16 == 0
+    got = made.prepare(Weights.of({"w": HostBuffer.of(w), "v": HostBuffer.of(v)}))(x)[0].numpy()
+    wanted = ReferenceEngine().compile(parse(CHAIN)).prepare(Weights.of({"w": HostBuffer.of(w), "v": HostBuffer.of(v)}))
+    np.testing.assert_allclose(got, np.asarray(wanted(x)[0]), rtol=2e-2, atol=0.5)
 
 
 SHORT = """func.func @main(%x: tensor<5x7xf32>, %y: tensor<3xi32>, %i: tensor<i32>)

@@ -41,11 +41,13 @@ def products(rows: Any, columns: list[int], weights: int) -> Program:
         ([64, 128, 192], 3, 1),
         ([64, 100, 64], 3, 2),  # a panel that is not whole stays alone
         ([64, 64, 64], 2, 2),  # no weight
-        ([64, 64, merge_dots.MANY_COLUMNS], 3, 2),
+        ([64, 64, merge_dots.MANY_COLUMNS], 3, "many columns"),
     ],
 )
 @pytest.mark.parametrize("rows", [3, symbol("R")])
-def test_dots_of_the_same_rows(rows: Any, columns: list[int], weights: int, left: int, seed: int) -> None:
+def test_dots_of_the_same_rows(rows: Any, columns: list[int], weights: int, left: int | str, seed: int) -> None:
+    if left == "many columns":  # they are merged where there are few rows
+        left = 1 if rows == 3 else 2
     program = products(rows, columns, weights)
     found, _ = pipeline.run(program, composites=COMPOSITES, target=TARGETS["sm_90"], until="merge_dots")
     assert [op.name for op in found.main.body.ops].count("smelt.packed_dot") == left
