@@ -272,11 +272,11 @@ class Run:
                     blocks = max(
                         blocks, PREFETCHING
                     )  # every multiprocessor prefetches; the others have nothing else to do
-                given = blocks, each["threads"], [*arguments, self.memory, *self.prefetched(each)], each["shared"]
+                given = blocks, each["threads"], [*arguments, self.memory, *self.next_pieces(each)], each["shared"]
                 self.driver.launch(function, *given, overlap=OVERLAP and bool(each["awaits"]) and self.follows)
                 self.follows = True
 
-    def prefetched(self, launch: Mapping[str, Any]) -> list[int]:
+    def next_pieces(self, launch: Mapping[str, Any]) -> list[int]:
         """Address, number, distance and bytes of the pieces of memory that a launch prefetches for a later one."""
         if not launch.get("prefetches"):
             return []
