@@ -25,7 +25,7 @@ from bench.serve.servers import ROOT, running_server
 QUESTION = "Tell me something about the number {}."
 
 
-def engine_round(path: Path, clients: int, tokens: int, rounds: int) -> None:
+def engine_round(path: Path, clients: int, tokens: int, rounds: int, answers: int) -> None:
     """In a process of its own: a line of JSON for each round that stdin asks for."""
     import smelt
 
@@ -35,9 +35,10 @@ def engine_round(path: Path, clients: int, tokens: int, rounds: int) -> None:
     for _ in range(rounds):
         sys.stdin.readline()
         started, busy = time.perf_counter(), time.process_time()
-        answers = model.generate_all(prompts, max_tokens=tokens, ignore_end=True)
+        made = 0
+        for _ in range(answers):
+            made += sum(len(each.ids) for each in model.generate_all(prompts, max_tokens=tokens, ignore_end=True))
         spent, busy = time.perf_counter() - started, time.process_time() - busy
-        made = sum(len(answer.ids) for answer in answers)
         print(json.dumps({"tokens": made, "seconds": spent, "cpu": busy}), flush=True)
 
 
@@ -82,21 +83,32 @@ class Client:
         return self.events - 3
 
 
-def server_round(url: str, pid: int, clients: int, tokens: int, model: str = "chat") -> dict[str, Any]:
-    """All clients at once, each on a connection, in this thread; times between what each of them gets."""
+def server_round(
+    url: str, pid: int, clients: int, tokens: int, model: str = "chat", answers: int = 1
+) -> dict[str, Any]:
+    """All clients at once, in this thread; each asks again when it has its answer, `answers` times in all. Also the
+    times between what each of them gets."""
     host, _, port = url.removeprefix("http://").partition(":")
     before, started, own = cpu_by_thread(pid), time.perf_counter(), time.process_time()
     waiting = select.epoll()
-    active = {}
-    for i in range(clients):
-        client = Client((host, int(port)), i, tokens, model)
+    active: dict[int, Client] = {}
+    every: list[Client] = []
+
+    def ask(number: int) -> None:
+        client = Client((host, int(port)), number, tokens, model)
         active[client.socket.fileno()] = client
+        every.append(client)
         waiting.register(client.socket.fileno(), select.EPOLLIN)
-    every = list(active.values())
+
+    for i in range(clients):
+        ask(i)
     while active:
-        for number, _ in waiting.poll():
-            if not active[number].read():
-                del active[number]
+        for file, _ in waiting.poll():
+            if not active[file].read():
+                del active[file]
+                if len(every) < clients * answers:
+                    ask(len(every) % clients)
+    waiting.close()
     spent, own = time.perf_counter() - started, time.process_time() - own
     threads = {name: busy - before.get(name, 0.0) for name, busy in cpu_by_thread(pid).items()}
     threads = {name: busy for name, busy in threads.items() if busy}
@@ -117,15 +129,16 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--answers", type=int, default=1, help="that each client asks for, one after the other")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--trusted", action="store_true", help="the model in the server's own process")
     parser.add_argument("--engine-only", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.engine_only:
-        engine_round(given.model, given.clients, given.tokens, given.rounds)
+        engine_round(given.model, given.clients, given.tokens, given.rounds, given.answers)
         return
     command = [sys.executable, "-m", "bench.serve.chat", str(given.model), "--engine-only"]
-    command += [f"--{name}={getattr(given, name)}" for name in ("clients", "tokens", "rounds")]
+    command += [f"--{name}={getattr(given, name)}" for name in ("clients", "tokens", "rounds", "answers")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     pipe = subprocess.PIPE
     rows: dict[str, list[dict[str, Any]]] = {"engine": [], "server": []}
@@ -139,7 +152,7 @@ def main() -> None:
             engine.stdin.write("\n")
             engine.stdin.flush()
             rows["engine"].append(json.loads(engine.stdout.readline()))
-            rows["server"].append(server_round(url, pid, given.clients, given.tokens))
+            rows["server"].append(server_round(url, pid, given.clients, given.tokens, answers=given.answers))
         engine.stdin.close()
         engine.wait()
     for name, found in rows.items():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from smelt.errors import MissingPackageError, ParseError, RunError
@@ -55,7 +56,9 @@ def _gather(pieces: Any) -> str:
     return "".join(found)
 
 
+@lru_cache(maxsize=8)
 def _compile(template: str) -> Any:
+    """A template keeps nothing between its uses."""
     try:
         import jinja2
     except ImportError:

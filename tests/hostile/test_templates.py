@@ -91,3 +91,14 @@ def test_messages_without_a_role_are_refused() -> None:
     for wrong in (["hello"], [{"content": "x"}], [{"role": 1}]):
         with pytest.raises(SmeltError, match="role"):
             render("x", wrong)
+
+
+def test_a_template_keeps_nothing_between_its_uses() -> None:
+    template = (
+        "{% set seen = namespace(texts=[]) %}{% macro note(text, before=[]) %}{{ before }}{{ text }}{% endmacro %}"
+        "{% for m in messages %}{% set seen.texts = seen.texts + [m.content] %}{{ note(m.content) }}{% endfor %}"
+        "{{ seen.texts }}{{ secret is defined }}"
+    )
+    first = render(template, [{"role": "user", "content": "a"}], secret=1)
+    assert first == "[]a['a']True"
+    assert render(template, [{"role": "user", "content": "b"}]) == "[]b['b']False"
