@@ -8,9 +8,10 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import pytest
 
 from smelt.dtype import Array, dtype
-from smelt.ir.attributes import DotDims, RaggedDotDims
+from smelt.ir.attributes import ConvDims, DotDims, RaggedDotDims
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program, Value
 from smelt.shape import Shape
@@ -124,3 +125,19 @@ def test_matmuls_without_rows_columns_or_terms(seed: int) -> None:
         shape = Shape("i32" if kind == "i8" else kind, a[0], b[1])
         cases.results.append(cases.f.dot_general(left, right, dot_dimension_numbers=dims, result=shape))
     cases.check(signs=False)
+
+
+@pytest.mark.parametrize("dynamic", [(1,), (2,), (0, 1, 2)])
+def test_convolutions_with_some_dynamic_sizes(dynamic: tuple[int, ...], seed: int) -> None:
+    """Any of batch, rows and columns; weights are constants, so that they are packed."""
+    random = np.random.default_rng(seed)
+    sizes = [f"S{d}" if d in dynamic else size for d, size in enumerate((2, 9, 16, 8))]
+    f = FuncBuilder("main", [Shape("f32", *sizes)])
+    dims = ConvDims(0, 3, (1, 2), 2, 3, (0, 1), 0, 3, (1, 2))
+    made = f.convolution(
+        f.args[0], f.constant(draw(random, "f32", 3, 3, 8, 20, few=True)), dimension_numbers=dims,
+        feature_group_count=1, batch_group_count=1, window_strides=(2, 1), padding=((1, 1), (1, 1)),
+    )  # fmt: skip
+    shapes = [tuple(n if d in dynamic else s for d, s in enumerate((2, 9, 16, 8))) for n in (1, 5, 21)]
+    calls = [(draw(random, "f32", *shape, few=True),) for shape in shapes]
+    assert disagreement(Program.of(f.func(made)), calls, 1e-300) == ""
