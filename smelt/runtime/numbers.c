@@ -3,6 +3,9 @@
  * again, with proper messages. */
 #include <stdint.h>
 #include <string.h>
+#if defined(__SSE4_1__) && defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 enum { MAX_DEPTH = 32, MAX_DIGITS = 19, MAX_POWER = 22 }; /* 10^19 < 2^64; 10^22 is exact in a double */
 
@@ -28,10 +31,32 @@ static uint64_t join_digits(uint64_t digits) {
           ((digits >> 16) & 0x000000ff000000ffu) * 0x0000271000000001u) >> 32;
 }
 
+#if defined(__SSE4_1__) && defined(__x86_64__)
+/* Appends sixteen digits to `*value`; 0 if there are fewer. Doubles are mostly printed with more. */
+static int read_sixteen(const char *at, const char *end, uint64_t *value) {
+  if (end - at < 16) return 0;
+  __m128i digits = _mm_sub_epi8(_mm_loadu_si128((const __m128i *)at), _mm_set1_epi8('0'));
+  if (_mm_movemask_epi8(_mm_cmpeq_epi8(_mm_max_epu8(digits, _mm_set1_epi8(10)), digits))) return 0;
+  __m128i pairs = _mm_maddubs_epi16(digits, _mm_set1_epi16(0x010a)); /* 10, 1 */
+  __m128i fours = _mm_madd_epi16(pairs, _mm_set1_epi32(0x00010064)); /* 100, 1 */
+  fours = _mm_packus_epi32(fours, fours);
+  __m128i eights = _mm_madd_epi16(fours, _mm_set1_epi32(0x00012710)); /* 10000, 1 */
+  uint64_t both = (uint64_t)_mm_cvtsi128_si64(eights);
+  *value = *value * 10000000000000000u + (both & 0xffffffff) * 100000000 + (both >> 32);
+  return 1;
+}
+#else
+static int read_sixteen(const char *at, const char *end, uint64_t *value) {
+  (void)at, (void)end, (void)value;
+  return 0;
+}
+#endif
+
 /* Appends the digits at `at` to `*value`, word by word. Whole words are a branch that is easily predicted; the last digits are
  * counted, since a branch for their number would not be. */
 static const char *read_words(const char *at, const char *end, uint64_t *value) {
   static const uint64_t powers[] = {1, 10, 100, 1000, 10000, 100000, 1000000, 10000000};
+  if (read_sixteen(at, end, value)) at += 16;
   while (end - at >= WORD) {
     uint64_t word;
     memcpy(&word, at, WORD);
