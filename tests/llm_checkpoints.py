@@ -106,7 +106,8 @@ def one_by_one_logits(model: smelt.llm.LanguageModel, tokens: list[int], length:
     for token in tokens:
         pool.pages.reserve(sequence, 1)
         given = [token], sequence.next_position, sequence.pages, [0]
-        made, arrays = model._step.run(Batch.of([given]), pool.take())
+        sliding = None if sequence.sliding is None else [sequence.sliding.pages]
+        made, arrays = model._step.run(Batch.of([given], sliding), pool.take())
         pool.give(arrays)
         pool.pages.commit(sequence, [token])
         rows.append(made.logits[0])

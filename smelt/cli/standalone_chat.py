@@ -47,7 +47,7 @@ def compile_chat(
     if files.encoder_config(file) is not None:
         raise UnsupportedError(f"{file} is an encoder, which does not converse", remedy="export it to ONNX")
     precision = check_precision(precision or "q8")
-    found = files.open(file)
+    found = open_checkpoint(file)
     found = found.with_cache(cache_type(found, precision))
     model = describe_chat(found)
     source = step_program(found, precision), found.weights
@@ -65,6 +65,12 @@ def compile_chat(
     return made, [version.name for version in parts.versions], len(parts.weights)
 
 
+def open_checkpoint(file: Path) -> Checkpoint:
+    """A checkpoint whose sequences keep their rotary positions: they end where others would begin."""
+    found = files.open(file)
+    return found if found.config.switch is None else files.open(file, found.config.switch)
+
+
 def describe_chat(found: Checkpoint) -> ChatModel:
     """What the program has to know beside the step."""
     if not found.has_tokenizer:
@@ -77,4 +83,4 @@ def describe_chat(found: Checkpoint) -> ChatModel:
         is_trimmed = form.is_trimmed
     config = found.config
     tokenizer = found.read_tokenizer().to_json()
-    return ChatModel(tokenizer, tuple(config.stop), config.context, PAGE, CHUNK, texts, is_trimmed)
+    return ChatModel(tokenizer, tuple(config.stop), config.longest, PAGE, CHUNK, texts, is_trimmed)

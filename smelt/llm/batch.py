@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -147,10 +147,14 @@ class Batch:
     position: Array
     table: Array
     rows: Array
+    sliding: Array | None = None  # the table of layers with a window, where they have pages of their own [b, m]
 
     @staticmethod
-    def of(parts: list[tuple[list[int], int, list[int], list[int]]]) -> Batch:
-        """From (tokens, position of the first, pages, rows within the part) of each sequence."""
+    def of(
+        parts: list[tuple[list[int], int, list[int], list[int]]], sliding: Sequence[list[int]] | None = None
+    ) -> Batch:
+        """From (tokens, position of the first, pages, rows within the part) of each sequence, and the pages of each in
+        layers with a window."""
         tokens: list[int] = []
         sequence: list[int] = []
         position: list[int] = []
@@ -162,11 +166,14 @@ class Batch:
             tokens += new
             sequence += [i] * len(new)
             position += range(at, at + len(new))
-        return Batch(*(np.array(each, np.int32) for each in (tokens, sequence, position, table, rows)))
+        found = Batch(*(np.array(each, np.int32) for each in (tokens, sequence, position, table, rows)))
+        if sliding is None:
+            return found
+        return replace(found, sliding=np.array([pages + [0] * (most - len(pages)) for pages in sliding], np.int32))
 
     def advance(self) -> Batch:
         """The batch of the next tokens of the same sequences, in the same pages; the tokens themselves are unknown."""
-        return Batch(self.tokens, self.sequence, self.position + np.int32(1), self.table, self.rows)
+        return replace(self, position=self.position + np.int32(1))
 
     @property
     def places(self) -> tuple[Array, Array]:
@@ -178,6 +185,12 @@ class Batch:
         if page.min(initial=0) < 0:
             found = np.where(page < 0, np.int32(-1), found)
         return found, place
+
+    @property
+    def sliding_page(self) -> Array:
+        """The page that each token's keys and values go to in layers with a window."""
+        assert self.sliding is not None
+        return replace(self, table=self.sliding).places[0]
 
     def pad(self) -> Batch:
         """Every size rounded up to a power of two."""

@@ -17,11 +17,11 @@ from smelt.callable_package import call_later
 from smelt.dtype import i8
 from smelt.errors import FileError, UnsupportedError
 from smelt.llm.batch import CHUNK
-from smelt.llm.cache import Pool, pool_sizes
+from smelt.llm.cache import SEQUENCES, Pool, pool_sizes
 from smelt.llm.config import CACHES, MAX_LAYERS, MAX_SIZE, PAGE, Config
-from smelt.llm.engine import SEQUENCES, Engine
+from smelt.llm.engine import Engine
 from smelt.llm.language_model import LanguageModel
-from smelt.llm.memory import check_sequences, choose_context, plan_pages
+from smelt.llm.memory import check_sequences, choose_context, limit_sequences, plan_pages
 from smelt.llm.native_step import NativeStep
 from smelt.llm.pooling import Pooling, pooling_of
 from smelt.llm.stored import ENCODER, FORMAT, LANGUAGE, MALFORMED, TOKENIZER, shapes_of
@@ -124,11 +124,14 @@ def language_model(
         check_sequences(sequences)
         limit = None if memory_limit is None else parse_bytes(memory_limit, "memory_limit")
         work = 0 if limit is None else step.memory(CHUNK, sequences, sequences, -(-wanted // PAGE))
-        pages = plan_pages(loaded.name, origin.config, wanted, step.executable.bound_bytes, work, limit)
+        weights = step.executable.bound_bytes
+        if limit is not None:
+            sequences = limit_sequences(origin.config, wanted, limit - weights - work, sequences)
+        pages = plan_pages(loaded.name, origin.config, wanted, weights, work, limit, sequences=sequences)
     except BaseException:
         loaded.close()
         raise
-    pool = Pool(origin.config, step.put, pages, origin.digest.encode(), copies=True)
+    pool = Pool(origin.config, step.put, pages, origin.digest.encode(), copies=True, sequences=sequences)
     return LanguageModel(origin, step, Engine(step, pool, sequences), wanted, loaded.name)
 
 
@@ -184,9 +187,11 @@ def _step(origin: BundleOrigin, loaded: LoadedModel) -> NativeStep:
 
 def _expected_shapes(config: Config) -> list[str]:
     """The shapes of what a step takes and gives."""
-    sizes = (", ".join(map(str, each[1:])) for each in pool_sizes(config, 1))
-    pools = [f"{config.cache}[P, {each}]" for each in sizes] * len(config.layers)
-    inputs = ["i32[S]", *pools, "i32[B, M]", *["i32[S]"] * 4, "i32[R]"]
+    sizes = [", ".join(map(str, each[1:])) for each in pool_sizes(config, 1)]
+    kinds = ["Q" if config.is_sliding(i) else "P" for i in range(len(config.layers))]
+    pools = [f"{config.cache}[{kind}, {each}]" for kind in kinds for each in sizes]
+    tables, places = (1, 4) if config.sliding is None else (2, 5)
+    inputs = ["i32[S]", *pools, *["i32[B, M]"] * tables, *["i32[S]"] * places, "i32[R]"]
     return [*inputs, f"f32[R, {config.v}]", f"f32[R, {config.d}]", *pools]
 
 

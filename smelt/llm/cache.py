@@ -1,7 +1,8 @@
 """The KV cache of all sequences: one pool of pages per layer for keys and one for values, and who has which page.
 
 `Pool.pages` (`pages.Pages`) gives pages out; the arrays grow with the pages that were ever used, up to the limit, in
-host memory. A step takes the arrays and gives them back (`take`, `give`).
+host memory. Layers with a window may have pages of their own, and fewer of them (`Config.sliding`). A step takes the
+arrays and gives them back (`take`, `give`).
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import numpy as np
 from smelt.buffer import as_array
 from smelt.dtype import Array, i8
 from smelt.layout import SCALES, WORD
-from smelt.llm.batch import Pools
+from smelt.llm.batch import CHUNK, Pools
 from smelt.llm.config import PAGE, Config
-from smelt.llm.pages import Pages
+from smelt.llm.pages import Pages, pages_in_window
 
 SMALLEST = 8  # pages
+CONTEXTS = 4  # whole contexts that the cache has room for, where the machine's memory allows it
+SEQUENCES = 64  # that run at once
 
 
 class Pool:
@@ -32,20 +35,28 @@ class Pool:
         salt: bytes = b"",
         copies: bool = False,
         grows: bool = True,
+        sequences: int = SEQUENCES,
     ) -> None:
         """`copies`: steps compute on arrays in host memory, where a page is easily copied. `grows`: the arrays grow
-        with their use; otherwise they have all pages from the first step on, and programs of one size."""
-        self.pages = Pages(limit, salt, config.window, copies, config.switch)
+        with their use; otherwise they have all pages from the first step on, and programs of one size. `sequences` run
+        at once."""
+        sliding = None
+        if config.sliding is not None:
+            most = sliding_pages(config, limit, sequences)
+            small = min(most, CONTEXTS * pages_in_window(config.sliding, CHUNK))
+            sliding = Pages(most, salt, config.sliding, copies, config.switch, small=small)
+        self.pages = Pages(limit, salt, config.window, copies, config.switch, sliding)
         self._config = config
         self._put = put
-        self._smallest = SMALLEST if grows else limit
-        self._capacity = 0
+        self._grows = grows
+        self._capacity = {False: 0, True: 0}  # pages of the arrays of layers, and of those that slide
         self._arrays: Pools | None = []
 
     @property
     def nbytes(self) -> int:
         """What the arrays take now."""
-        return self._capacity * page_bytes(self._config)
+        layers = [self._capacity[self._config.is_sliding(i)] for i in range(len(self._config.layers))]
+        return PAGE * self._config.layer_bytes * sum(layers)
 
     @property
     def is_lost(self) -> bool:
@@ -55,20 +66,35 @@ class Pool:
     def take(self) -> Pools:
         """The arrays, with room for every page that is in use; `give` them back after the step."""
         if self._arrays is None:  # a step failed and took them along
-            self._arrays, self._capacity = [], 0
-        if self.pages.used > self._capacity or not self._arrays:
-            self._grow(min(self.pages.limit, max(self._smallest, 2 * self._capacity, self.pages.used)))
+            self._arrays, self._capacity = [], {False: 0, True: 0}
+        wanted = {slides: self._choose_capacity(slides) for slides in self._capacity}
+        if wanted != self._capacity or not self._arrays:
+            self._grow(wanted)
         arrays, self._arrays = self._arrays, None
-        for source, target in self.pages.take_copies():
-            for pair in arrays:
-                for array in pair:
-                    array[target] = array[source]
+        for slides in wanted:
+            pages = self.pages_of(slides)
+            for source, target in () if pages is None else pages.take_copies():
+                for i, pair in enumerate(arrays):
+                    if self._config.is_sliding(i) == slides:
+                        for array in pair:
+                            array[target] = array[source]
         return arrays
+
+    def pages_of(self, slides: bool) -> Pages | None:
+        """The pages of layers that slide, or of the others."""
+        return self.pages.sliding if slides else self.pages
+
+    def _choose_capacity(self, slides: bool) -> int:
+        pages, now = self.pages_of(slides), self._capacity[slides]
+        if pages is None:
+            return 0
+        smallest = SMALLEST if self._grows else pages.limit
+        return now if now and pages.used <= now else min(pages.limit, max(smallest, 2 * now, pages.used))
 
     def reserve(self, pages: int) -> None:
         """Allocate a number of pages now, where every size costs a compilation."""
-        if pages > self._capacity:
-            self._grow(min(self.pages.limit, pages))
+        if pages > self._capacity[False]:
+            self._grow({**self._capacity, False: min(self.pages.limit, pages)})
 
     def give(self, arrays: Pools) -> None:
         self._arrays = arrays
@@ -77,12 +103,13 @@ class Pool:
         """The content is gone; sequences must be freed and computed again."""
         self._arrays = None
 
-    def read(self, page: int) -> list[tuple[Array, Array]]:
-        """A page of every layer, copied to the host."""
+    def read(self, layer: int, pages: list[int]) -> tuple[Array, Array]:
+        """Keys and values of a layer's pages, copied to the host."""
         assert self._arrays, "between steps"
-        return [(np.array(as_array(k)[page]), np.array(as_array(v)[page])) for k, v in self._arrays]
+        keys, values = self._arrays[layer]
+        return as_array(keys)[pages], as_array(values)[pages]
 
-    def write(self, content: dict[int, list[tuple[Array, Array]]]) -> None:
+    def write(self, content: list[dict[int, tuple[Array, Array]]]) -> None:
         """Put pages of every layer. Where that fails, the content of all pages is gone."""
         try:
             self._write(content)
@@ -90,32 +117,37 @@ class Pool:
             self.lose()
             raise
 
-    def _write(self, content: dict[int, list[tuple[Array, Array]]]) -> None:
+    def _write(self, content: list[dict[int, tuple[Array, Array]]]) -> None:
         arrays = self.take()
         for layer, pair in enumerate(arrays):
             both = []
             for i, buffer in enumerate(pair):
                 array = np.array(as_array(buffer))
-                for page, values in content.items():
-                    array[page] = values[layer][i]
+                for page, values in content[layer].items():
+                    array[page] = values[i]
                 both.append(self._put(array))
             arrays[layer] = (both[0], both[1])
         self.give(arrays)
 
-    def _grow(self, capacity: int) -> None:
+    def _grow(self, capacity: dict[bool, int]) -> None:
         config = self._config
-        keys_of, values_of = pool_sizes(config, capacity)
         before = self._arrays or [(None, None)] * len(config.layers)
         grown: Pools = []
         for i, (keys, values) in enumerate(before):
+            slides = config.is_sliding(i)
+            if keys is not None and capacity[slides] == self._capacity[slides]:
+                grown.append((keys, values))
+                continue
             before[i] = (None, None)  # one layer at a time is there twice
+            keys_of, values_of = pool_sizes(config, capacity[slides])
             grown.append((self._enlarge(keys, keys_of), self._enlarge(values, values_of)))
         self._arrays, self._capacity = grown, capacity
 
     def _enlarge(self, old: Any, sizes: tuple[int, ...]) -> Any:
         array = np.zeros(sizes, self._config.cache.numpy)
         if old is not None:
-            array[: self._capacity] = as_array(old)
+            known = as_array(old)
+            array[: len(known)] = known
         return self._put(array)
 
 
@@ -127,6 +159,15 @@ def pool_sizes(config: Config, pages: int) -> tuple[tuple[int, ...], tuple[int, 
     return (pages, heads, depth, PAGE), (pages, heads, PAGE, depth)
 
 
-def page_bytes(config: Config) -> int:
-    """Bytes of a page of all layers."""
-    return PAGE * config.cache_bytes
+def sliding_pages(config: Config, pages: int, sequences: int) -> int:
+    """Pages of layers with a window beside a number of pages of the others: what the windows of all sequences need that
+    run at once, so that these pages never lack."""
+    assert config.sliding is not None
+    return min(pages, sequences * (pages_in_window(config.sliding, PAGE) + 1) + -(-CHUNK // PAGE))
+
+
+def cache_bytes(config: Config, pages: int, sequences: int) -> int:
+    """Bytes of a cache with a number of pages for layers without a window."""
+    sliding = sum(config.is_sliding(i) for i in range(len(config.layers)))
+    beside = sliding_pages(config, pages, sequences) if sliding else 0
+    return PAGE * config.layer_bytes * (pages * (len(config.layers) - sliding) + beside * sliding)

@@ -50,6 +50,11 @@ class Checkpoint:
     specials: Mapping[str, str] = field(default_factory=dict)  # bos_token, eos_token, … as text, for templates
     metadata: Mapping[str, Any] = field(default_factory=dict)  # of a GGUF file
 
+    def with_own_pages(self) -> Checkpoint:
+        """The same with pages of their own for layers with a window, where other layers see everything."""
+        own = replace(self.config, own_pages=True)
+        return self if own.sliding is None else replace(self, config=own)
+
     def with_cache(self, name: str) -> Checkpoint:
         """The same with another type of keys and values in memory."""
         if name not in CACHES:

@@ -14,12 +14,12 @@ from smelt.ir.blocks import Block, check_precision
 from smelt.llm import checkpoint as files
 from smelt.llm import step_cache
 from smelt.llm.batch import CHUNK, Stepping
-from smelt.llm.cache import Pool, page_bytes
+from smelt.llm.cache import SEQUENCES, Pool, cache_bytes
 from smelt.llm.checkpoint import Checkpoint
 from smelt.llm.config import PAGE
-from smelt.llm.engine import SEQUENCES, Engine
+from smelt.llm.engine import Engine
 from smelt.llm.language_model import LanguageModel
-from smelt.llm.memory import check_memory, check_sequences, choose_context, plan_pages
+from smelt.llm.memory import check_memory, check_sequences, choose_context, limit_sequences, plan_pages
 from smelt.llm.native_step import NativeStep, bind_step
 from smelt.llm.parallel import make_mesh
 from smelt.mesh import Mesh
@@ -86,6 +86,8 @@ def load_checkpoint(
             remedy="cache='bf16', or no cache=",
         )
     found = found.with_cache(cache or cache_type(found, precision, on_processor))
+    if on_processor:
+        found = found.with_own_pages()
     wanted = choose_context(found.config, context)
     weights = _weight_bytes(found, precision)
     if limit is not None:
@@ -93,10 +95,13 @@ def load_checkpoint(
     step = _make_step(found, device, engine, precision, mesh)
     work = 0 if limit is None else step.memory(CHUNK, sequences, sequences, -(-wanted // PAGE))
     free = step.free_memory
-    pages = plan_pages(found.path.name, found.config, wanted, weights, work, limit, free)
+    if limit is not None:
+        sequences = limit_sequences(found.config, wanted, limit - weights - work, sequences)
+    pages = plan_pages(found.path.name, found.config, wanted, weights, work, limit, free, sequences)
     salt = str(found.path.resolve()).encode()
-    pool = Pool(found.config, step.put, pages, salt, copies=isinstance(step, NativeStep), grows=free is None)
-    spare = None if limit is None else limit - weights - work - pages * page_bytes(found.config)
+    is_native = isinstance(step, NativeStep)
+    pool = Pool(found.config, step.put, pages, salt, copies=is_native, grows=free is None, sequences=sequences)
+    spare = None if limit is None else limit - weights - work - cache_bytes(found.config, pages, sequences)
     return LanguageModel(found, step, Engine(step, pool, sequences, spare), wanted)
 
 

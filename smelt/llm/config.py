@@ -86,6 +86,7 @@ class Config:
     stop: tuple[int, ...] = ()  # tokens that end a text
     bos: int | None = None
     cache: DType = f32  # the elements of keys and values in memory
+    own_pages: bool = False  # layers with a window have pages of their own, where other layers see everything
 
     @property
     def longest(self) -> int:
@@ -112,10 +113,25 @@ class Config:
         return self.head_size % WORD == 0
 
     @property
+    def sliding(self) -> int | None:
+        """Keys that a query sees at most in the layers whose pages are their own; None where there are none."""
+        windows = [layer.window for layer in self.layers if layer.window is not None]
+        return max(windows) if self.own_pages and 0 < len(windows) < len(self.layers) else None
+
+    def is_sliding(self, layer: int) -> bool:
+        """Whether the pages of a layer are those of layers with a window."""
+        return self.sliding is not None and self.layers[layer].window is not None
+
+    @property
     def cache_bytes(self) -> int:
         """Bytes of keys and values per token, of i8 with their scales."""
+        return self.layer_bytes * len(self.layers)
+
+    @property
+    def layer_bytes(self) -> int:
+        """The same of one layer."""
         scales = 4 * SCALES if self.cache == i8 else 0
-        return len(self.layers) * self.kv_heads * (self.cache.bits // 4 * self.head_size + scales)
+        return self.kv_heads * (self.cache.bits // 4 * self.head_size + scales)
 
 
 class Fields:

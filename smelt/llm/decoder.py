@@ -271,28 +271,56 @@ class Decoder(Model):
         those of the tokens whose logits are wanted."""
         return self._step(tokens, pools, Places(table, sequence, position, page, place), rows)
 
-    def _step(self, tokens: Tensor, pools: list[Cache], places: AnyPlaces, rows: Tensor) -> Stepped:
-        x, after = self._layers(tokens, pools, places, rows)
+    def sliding_step(
+        self,
+        tokens: Tensor,
+        pools: list[Cache],
+        table: Tensor,
+        sliding_table: Tensor,
+        sequence: Tensor,
+        position: Tensor,
+        page: Tensor,
+        sliding_page: Tensor,
+        place: Tensor,
+        rows: Tensor,
+    ) -> Stepped:
+        """`step` where layers with a window have pages of their own."""
+        full = Places(table, sequence, position, page, place)
+        return self._step(tokens, pools, full, rows, replace(full, table=sliding_table, page=sliding_page))
+
+    def _step(
+        self, tokens: Tensor, pools: list[Cache], places: AnyPlaces, rows: Tensor, sliding: Places | None = None
+    ) -> Stepped:
+        x, after = self._layers(tokens, pools, places, rows, sliding)
         states = self.norm(x.rename(s="r"))
         return Stepped(self._logits(states), states, after)
 
     def _layers(
-        self, tokens: Tensor, caches: list[Cache], places: AnyPlaces, rows: Tensor | None = None
+        self,
+        tokens: Tensor,
+        caches: list[Cache],
+        places: AnyPlaces,
+        rows: Tensor | None = None,
+        sliding: Places | None = None,
     ) -> tuple[Tensor, list[Cache]]:
         """States [s, d] before the last norm, of all tokens or of `rows` of them, and the caches with the new keys and
-        values. The last layer computes keys and values of all tokens, and the rest for the rows alone."""
+        values. `sliding`: places of the layers with a window, where they have pages of their own. The last layer
+        computes keys and values of all tokens, and the rest for the rows alone."""
         config = self._config
         if config.switch is not None:
             is_long = places.position >= LONG
-            places = replace(places, position=where(is_long, places.position - LONG, places.position), long=is_long)
+            near = where(is_long, places.position - LONG, places.position)
+            places = replace(places, position=near, long=is_long)
+            sliding = None if sliding is None else replace(sliding, position=near, long=is_long)
         x = self.embed.take(tokens, "v")
         if config.embed_scale != 1.0:
             x = x * config.embed_scale
         if self.positions is not None:
             x = x + self.positions.take(places.position, "p")
         after = []
-        for layer, cache in zip(self.layers, caches, strict=True):
-            x, cache = layer(x, cache, places, rows if layer is self.layers[-1] else None)
+        for i, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
+            here = places if sliding is None or not config.is_sliding(i) else sliding
+            x, cache = layer(x, cache, here, rows if layer is self.layers[-1] else None)
             after.append(cache)
         return x, after
 

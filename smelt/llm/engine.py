@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,13 +18,12 @@ import numpy as np
 from smelt.buffer import bytes_text
 from smelt.errors import MemoryLimitError, RunError
 from smelt.llm.batch import CHUNK, Batch, Decoding, Rows, Stepping
-from smelt.llm.cache import Pool
+from smelt.llm.cache import SEQUENCES, Pool
 from smelt.llm.config import PAGE
 from smelt.llm.request import Request
 from smelt.llm.scheduler import Part, Scheduler
 
 T = TypeVar("T")
-SEQUENCES = 64  # that run at once
 AHEAD = 1  # steps that begin before the tokens of the one before are known
 AHEAD_IN_RUN = 2  # the same in a run
 SHORTEST = 4  # steps that a run is begun for
@@ -171,11 +170,18 @@ class Engine:
                 self._run_on(parts, run)
             else:
                 tokens = [(_next_tokens(part), _position(part), _pages(part), part.rows) for part in parts]
-                self._run_steps(parts, Batch.of(tokens))
+                self._run_steps(parts, Batch.of(tokens, self._sliding_pages(parts)))
         except MemoryError as error:
             self._fail(parts, self._name_memory(parts, error))
         except Exception as error:  # those who asked get it
             self._fail(parts, error)
+
+    def _sliding_pages(self, parts: list[Part]) -> list[list[int]] | None:
+        """The pages of the layers with a window, where they have their own."""
+        if self.pool.pages.sliding is None:
+            return None
+        sequences = [part.request.sequence for part in parts]
+        return [each.sliding.pages for each in sequences if each is not None and each.sliding is not None]
 
     def _read_last(self, parts: list[Part]) -> bool:
         """Whether the last step was computed, which is asked where other requests would read what it wrote. Where it
@@ -306,7 +312,7 @@ class Engine:
 
     def _compute(self, batch: Batch, tokens: Any) -> Rows:
         if not len(batch.rows):  # a program has at least one row
-            batch = Batch(batch.tokens, batch.sequence, batch.position, batch.table, np.zeros(1, np.int32))
+            batch = replace(batch, rows=np.zeros(1, np.int32))
         made, arrays = self._step.run(batch, self.pool.take(), tokens)
         self.pool.give(arrays)
         return made

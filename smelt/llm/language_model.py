@@ -184,7 +184,7 @@ class LanguageModel:
         tokens = self._check_tokens(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt, 1)
         self.generate(tokens, max_tokens=1)
         return self._engine.between_steps(
-            lambda: prompt_cache.save(Path(path), tokens, self._engine.pool, self.fingerprint)
+            lambda: prompt_cache.save(Path(path), tokens, self._engine.pool, self.config, self.fingerprint)
         )
 
     def load_cache(self, path: str | Path) -> int:

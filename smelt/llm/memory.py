@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 
 from smelt.buffer import bytes_text, machine_memory
 from smelt.errors import MemoryLimitError, RunError
 from smelt.llm.batch import CHUNK
-from smelt.llm.cache import page_bytes
+from smelt.llm.cache import CONTEXTS, cache_bytes
 from smelt.llm.config import PAGE, Config
 from smelt.llm.pages import pages_in_window
 
 DEFAULT_CONTEXT = 1 << 15  # tokens, where a model allows more
-CONTEXTS = 4  # whole contexts that the cache has room for, where the machine's memory allows it
 
 
 def choose_context(config: Config, context: int | None) -> int:
@@ -40,23 +40,41 @@ def check_sequences(sequences: int) -> None:
 
 
 def plan_pages(
-    name: str, config: Config, context: int, weights: int, work: int, limit: int | None, free: int | None = None
+    name: str,
+    config: Config,
+    context: int,
+    weights: int,
+    work: int,
+    limit: int | None,
+    free: int | None = None,
+    sequences: int = 1,
 ) -> int:
-    """How many pages the cache may have. `weights` and `work` (of a step) are bytes, as is the limit; `free` are those
-    that a device has left beside the weights, of which half is for what decodes."""
-    whole, each = _pages(config, context), page_bytes(config)
+    """How many pages the cache may have, beside those that layers with a window have for `sequences`. `weights` and
+    `work` (of a step) are bytes, as is the limit; `free` are those that a device has left beside the weights, of which
+    half is for what decodes."""
+    whole = _pages(config, context)
     if free is not None:
         check_memory(name, config, context, weights, work, weights + free)
     if limit is None:
         room = machine_memory() // 2 - weights if free is None else free // 2
-        return max(whole, min(CONTEXTS * whole, room // each))
-    check_memory(name, config, context, weights, work, limit)
-    return max(whole, min(CONTEXTS * whole, (limit - weights - work) // each))
+    else:
+        check_memory(name, config, context, weights, work, limit)
+        room = limit - weights - work
+    return max(
+        whole, bisect_right(range(CONTEXTS * whole + 1), room, key=lambda n: cache_bytes(config, n, sequences)) - 1
+    )
+
+
+def limit_sequences(config: Config, context: int, room: int, sequences: int) -> int:
+    """How many sequences may run at once, where a cache for a whole context and their windows must fit."""
+    whole = _pages(config, context)
+    found = bisect_right(range(1, sequences + 1), room, key=lambda n: cache_bytes(config, whole, n))
+    return max(1, found)
 
 
 def check_memory(name: str, config: Config, context: int, weights: int, work: int, limit: int) -> None:
     """Refuse a model that cannot stay within a limit."""
-    cache = _pages(config, context) * page_bytes(config)
+    cache = cache_bytes(config, _pages(config, context), 1)
     if weights + cache + work > limit:
         raise MemoryLimitError(
             f"{name} needs more memory than the limit",

@@ -36,7 +36,11 @@ class NativeStep:
 
     def run(self, batch: Batch, pools: Pools, tokens: None = None) -> tuple[HostRows, Pools]:
         flat = [array for pair in pools for array in pair]
-        places = batch.table, batch.sequence, batch.position, *batch.places, batch.rows
+        (page, place), table = batch.places, [batch.table]
+        pages = [page]
+        if batch.sliding is not None:
+            table, pages = [batch.table, batch.sliding], [page, batch.sliding_page]
+        places = *table, batch.sequence, batch.position, *pages, place, batch.rows
         logits, states, *after = self.executable(batch.tokens, *flat, *places)
         return HostRows(logits, states), list(zip(after[::2], after[1::2], strict=True))
 

@@ -46,13 +46,13 @@ def paged_attention(
     return attend
 
 
-def pool_texts(kv_heads: int, depth: int, cache: DType) -> tuple[str, str]:
+def pool_texts(kv_heads: int, depth: int, cache: DType, pages: str = "P") -> tuple[str, str]:
     """The shapes of a layer's keys, transposed within a page, and of its values. Keys in i8 are words of four elements,
     with scales after them, values words of four positions (`ir.ops.paged_attention`)."""
     keys, values = f"k={depth}, o={PAGE}", f"o={PAGE}, k={depth}"
     if cache == i8:
         keys, values = f"r={depth // WORD + SCALES}, o={PAGE}, c={WORD}", f"w={PAGE // WORD}, k={depth}, x={WORD}"
-    return f"{cache}[p=P, g={kv_heads}, {keys}]", f"{cache}[p=P, g={kv_heads}, {values}]"
+    return f"{cache}[p={pages}, g={kv_heads}, {keys}]", f"{cache}[p={pages}, g={kv_heads}, {values}]"
 
 
 def store_as(k: Tensor, v: Tensor, cache: DType) -> tuple[Tensor, Tensor]:

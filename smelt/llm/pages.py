@@ -3,7 +3,8 @@
 A full page is known by the hash of all tokens up to its end (a chain, salted by the model), so a sequence that begins
 as another one did takes its pages. Full pages are never written again. A page without references keeps its content
 until the room is needed. With `copies` a sequence that ended leaves its last page, too, which is copied by those that
-begin alike. Where all layers have a window, pages that left it are given back. No arrays here: `cache` holds them.
+begin alike. Where all layers have a window, pages that left it are given back; where some have, they have pages of
+their own (`sliding`), and a prefix is known where both know it. No arrays here: `cache` holds them.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Sequence:
     gone: int = 0
     is_long: bool = False  # its rotary positions have the frequencies `Rope.long`
     most: int | None = None  # tokens that it may have before it must be computed again with these
+    sliding: Sequence | None = None  # its pages in the layers with a window, where these have their own
 
     @property
     def room(self) -> int:
@@ -67,9 +69,15 @@ class Pages:
         window: int | None = None,
         copies: bool = False,
         switch: int | None = None,
+        sliding: Pages | None = None,
+        small: int | None = None,
     ) -> None:
+        """`sliding`: pages of layers with a window, which are reserved, known and given back together with these. Above
+        `small` pages in use, cached ones are taken before new ones."""
         assert limit >= 1
-        self._copying = copies and window is None
+        self.sliding = sliding
+        self._small = limit if small is None else small
+        self._copying = copies
         self._tails = Tails()
         self._copies: list[tuple[int, int]] = []  # from page to page, before the next step
         self.limit = limit
@@ -104,6 +112,16 @@ class Pages:
         """A sequence with the known pages of a prefix; at least one token is left over to compute. `length`: of the
         whole sequence, where that is not all of the tokens."""
         is_long = self.is_long(len(tokens) if length is None else length)
+        found = self._match(tokens, is_long)
+        if self.sliding is not None:
+            beside = self.sliding._match(tokens[: found.length + 1], is_long)
+            if beside.length < found.length:
+                self.free(found)
+                found = self._match(tokens[: beside.length + 1], is_long)
+            found.sliding = beside
+        return found
+
+    def _match(self, tokens: List[int], is_long: bool) -> Sequence:
         found = Sequence(is_long=is_long, most=None if is_long else self.switch)
         known: list[int | None] = []
         best = run = 0  # pages of the longest prefix that can go on; known pages in a row
@@ -125,22 +143,32 @@ class Pages:
 
     def copy_tail(self, sequence: Sequence, tokens: List[int]) -> None:
         """Go on after `match` in a copy of a page that is not full; at least one token is left over to compute."""
+        kinds = [(self, sequence), *([] if self.sliding is None else [(self.sliding, sequence.sliding)])]
+        found = [(pages, each, pages._find_tail(each, tokens)) for pages, each in kinds if each is not None]
+        ready = [(pages, each, tail) for pages, each, tail in found if tail is not None and pages._has_room(tail[0])]
+        if len(ready) == len(kinds):
+            count = min(tail[1] for _, _, tail in ready)
+            for pages, each, (source, _) in ready:
+                pages._go_on_in_copy(each, source, tokens[each.length : each.length + count])
+
+    def _find_tail(self, sequence: Sequence, tokens: List[int]) -> tuple[int, int] | None:
+        """The page to go on in, and how many of its tokens are those that follow."""
         rest = tokens[sequence.length :]
-        found = self._tails.find(self._last(sequence), rest[:-1])
         if self._copying and len(rest) == PAGE and (full := self._known.get(self._next(sequence, rest))) is not None:
-            found = full, PAGE - 1  # the tokens end with the page, of which the last one is computed
-        if found is None:
-            return
-        source, count = found
+            return full, PAGE - 1  # the tokens end with the page, of which the last one is computed
+        return self._tails.find(self._last(sequence), rest[:-1])
+
+    def _has_room(self, source: int) -> bool:
+        """Whether a page can be taken while `source` is held."""
+        return self.available > (source in self._idle)
+
+    def _go_on_in_copy(self, sequence: Sequence, source: int, tokens: List[int]) -> None:
         self._hold(source)
-        if not self.available:
-            self._drop(source)
-            return
         page = self._take()
         self._copies.append((source, page))
         sequence.pages.append(page)
-        sequence.tail = list(tokens[sequence.length : sequence.length + count])
-        sequence.length += count
+        sequence.tail = list(tokens)
+        sequence.length += len(tokens)
 
     def take_copies(self) -> list[tuple[int, int]]:
         """The copies of pages, (from, to), that are made now, in order."""
@@ -169,12 +197,24 @@ class Pages:
         needed = -(-(count - sequence.room) // PAGE)
         if needed > self.available:
             return False
+        if self.sliding is not None and sequence.sliding is not None:
+            if not self.sliding.reserve(sequence.sliding, count):
+                return False
         sequence.pages += [self._take() for _ in range(needed)]
         return True
+
+    def count_room(self, sequence: Sequence) -> int:
+        """Tokens that could be reserved now."""
+        room = sequence.room + self.available * PAGE
+        if self.sliding is None or sequence.sliding is None:
+            return room
+        return min(room, self.sliding.count_room(sequence.sliding))
 
     def commit(self, sequence: Sequence, tokens: List[int]) -> None:
         """These tokens are written now; pages that they fill become known."""
         assert len(tokens) <= sequence.room
+        if self.sliding is not None and sequence.sliding is not None:
+            self.sliding.commit(sequence.sliding, tokens)
         sequence.length += len(tokens)
         sequence.tail += tokens
         while len(sequence.tail) >= PAGE:
@@ -207,15 +247,21 @@ class Pages:
         count = len(sequence.chain)
         for page in sequence.pages[sequence.gone : count]:
             self._hold(page)
-        return replace(
-            sequence, pages=sequence.pages[:count], length=count * PAGE, chain=sequence.chain[:count], tail=[]
-        )
+        beside = None
+        if self.sliding is not None and sequence.sliding is not None:
+            beside = self.sliding.fork(sequence.sliding)
+        pages, chain = sequence.pages[:count], sequence.chain[:count]
+        return replace(sequence, pages=pages, length=count * PAGE, chain=chain, tail=[], sliding=beside)
 
     def truncate(self, sequence: Sequence, length: int) -> int:
         """Forget the tokens from `length` on, or from the beginning of its page where that is full: full pages are not
         written again. What is left: nothing where the window before it is gone."""
         full = len(sequence.chain)
-        if sequence.gone > self.left_window(min(length // PAGE, full)):
+        beside = sequence.sliding
+        is_gone = sequence.gone > self.left_window(min(length // PAGE, full))
+        if self.sliding is not None and beside is not None:
+            is_gone = is_gone or (self.sliding.truncate(beside, length) == 0 and beside.length < sequence.length)
+        if is_gone:
             self.free(sequence)
             return 0
         if length < full * PAGE:
@@ -236,6 +282,8 @@ class Pages:
         for page in reversed(sequence.held):  # so that beginnings stay known for longest
             self._drop(page)
         sequence.pages, sequence.length, sequence.chain, sequence.tail, sequence.gone = [], 0, [], [], 0
+        if self.sliding is not None and sequence.sliding is not None:
+            self.sliding.free(sequence.sliding)
 
     def forget(self) -> None:
         """Nothing is known any more: the content is gone."""
@@ -245,6 +293,8 @@ class Pages:
         self._idle.clear()
         self._known.clear()
         self._hash.clear()
+        if self.sliding is not None:
+            self.sliding.forget()
 
     def chain(self, tokens: List[int], is_long: bool = False) -> list[bytes]:
         """The hashes of the full pages of tokens."""
@@ -280,7 +330,7 @@ class Pages:
     def _take(self) -> int:
         if self._free:
             page = self._free.pop()
-        elif self.used < self.limit:
+        elif self.used < (self.limit if not self._idle else min(self.limit, self._small)):
             page = self.used
             self.used += 1
         else:

@@ -15,27 +15,28 @@ from smelt.dtype import Array
 from smelt.errors import FileError, ParseError, RunError
 from smelt.llm.cache import Pool, pool_sizes
 from smelt.llm.config import PAGE, Config
+from smelt.llm.pages import Pages
 from smelt.read import safetensors
 from smelt.weights import Weights
 
 FORMAT = "smelt prompt cache 3"
 
 
-def save(path: Path, tokens: list[int], pool: Pool, model: str) -> int:
+def save(path: Path, tokens: list[int], pool: Pool, config: Config, model: str) -> int:
     """Write the known pages that a prompt begins with, from the window on; how many tokens need not be computed."""
     sequence = pool.pages.match([*tokens, 0], len(tokens))
     rotary = "long" if sequence.is_long else ""
-    try:
-        content = [pool.read(page) for page in sequence.held]
-    finally:
-        count = sequence.length
-        pool.pages.free(sequence)
-    if not content:
-        raise RunError("the prompt has no full page", expected=f"{PAGE} tokens or more", got=len(tokens))
+    count = sequence.length
     arrays: dict[str, Array] = {"tokens": np.array(tokens[:count], np.int32)}
-    for layer in range(len(content[0])):
-        for i, kind in enumerate(("keys", "values")):
-            arrays[f"{kind}.{layer}"] = np.stack([page[layer][i] for page in content])
+    try:
+        for layer in range(len(config.layers) if count else 0):
+            held = sequence.sliding if config.is_sliding(layer) else sequence
+            assert held is not None
+            arrays[f"keys.{layer}"], arrays[f"values.{layer}"] = pool.read(layer, held.held)
+    finally:
+        pool.pages.free(sequence)
+    if not count:
+        raise RunError("the prompt has no full page", expected=f"{PAGE} tokens or more", got=len(tokens))
     try:
         safetensors.write(path, arrays, {"format": FORMAT, "model": model, "rotary": rotary})
     except OSError as error:
@@ -55,19 +56,28 @@ def load(path: Path, pool: Pool, config: Config, model: str) -> int:
     if count * PAGE != len(tokens) or not count or tokens.min() < 0 or tokens.max() >= config.v:
         raise ParseError(f"{path}: not whole pages of tokens", got=len(tokens))
     is_long = weights.metadata.get("rotary") == "long"
-    first = pool.pages.left_window(count)  # pages before it are not in the file
-    sizes = pool_sizes(config, count - first)
+    chain = pool.pages.chain(tokens.tolist(), is_long)
+    first = {slides: 0 if pages is None else pages.left_window(count) for slides, pages in _kinds(pool)}
     layers = []
     for layer in range(len(config.layers)):
         names = f"keys.{layer}", f"values.{layer}"
+        sizes = pool_sizes(config, count - first[config.is_sliding(layer)])  # pages before it are not in the file
         layers.append([_read_tensor(weights, *pair, config.cache.numpy) for pair in zip(names, sizes, strict=True)])
-    content = {}
-    for number, digest in enumerate(pool.pages.chain(tokens.tolist(), is_long)[first:]):
-        page = pool.pages.adopt(digest)
-        if page is not None:
-            content[page] = [(keys[number], values[number]) for keys, values in layers]
-    pool.write(content)
+    adopted: dict[bool, dict[int, int]] = {}  # page → its number in the file
+    for slides, pages in _kinds(pool):
+        found = [] if pages is None else [pages.adopt(digest) for digest in chain[first[slides] :]]
+        adopted[slides] = {page: number for number, page in enumerate(found) if page is not None}
+    pool.write(
+        [
+            {page: (keys[number], values[number]) for page, number in adopted[config.is_sliding(layer)].items()}
+            for layer, (keys, values) in enumerate(layers)
+        ]
+    )
     return count * PAGE
+
+
+def _kinds(pool: Pool) -> list[tuple[bool, Pages | None]]:
+    return [(slides, pool.pages_of(slides)) for slides in (False, True)]
 
 
 def _read_tensor(weights: Weights, name: str, sizes: tuple[int, ...], kind: np.dtype[Any] | type) -> Array:

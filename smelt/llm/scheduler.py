@@ -145,7 +145,7 @@ class Scheduler:
     def _read(self, request: Request, left: int) -> int:
         """How many tokens of a prompt the step reads."""
         assert request.sequence is not None
-        room = request.sequence.room + self.pages.available * PAGE
+        room = self.pages.count_room(request.sequence)
         count = min(request.pending, left, room, SCORED if request.scores else left)
         if count > 0:
             self.pages.reserve(request.sequence, count)

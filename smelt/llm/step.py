@@ -91,15 +91,27 @@ def compile_step(
     config = checkpoint.config
     model = instantiate(Decoder, checkpoint.weights, strict=True, config=config, formats=checkpoint.formats)
     step: Any = model.pick_step if isinstance(platform.engine, Placing) else model.step
+    tables, sliding = ["i32[m=M]"] if of_one else ["i32[b=B, m=M]"], config.sliding is not None
+    if sliding:
+        assert not of_one
+        assert not isinstance(platform.engine, Placing)
+        step, tables = model.sliding_step, tables * 2
+    kinds = ["Q" if config.is_sliding(i) else "P" for i in range(len(config.layers))]
     return compile(
         model.read_step if of_one else step,
         "i32[s=S]",
-        [pool_texts(config.kv_heads, config.head_size, config.cache)] * len(config.layers),
-        *(("i32[m=M]",) if of_one else ("i32[b=B, m=M]", "i32[s=S]")),
-        *("i32[s=S]", "i32[s=S]", "i32[s=S]", "i32[r=R]"),
+        [pool_texts(config.kv_heads, config.head_size, config.cache, kind) for kind in kinds],
+        *tables,
+        *(() if of_one else ("i32[s=S]",)),
+        *("i32[s=S]",) * (4 if sliding else 3),
+        "i32[r=R]",
         platform=platform,
         donate="pools",
-        facts=("P >= 1", "M >= 1", "S >= 1", "R >= 1", *(() if of_one else ("B >= 1",))),
+        facts=(
+            *sorted({f"{kind} >= 1" for kind in kinds}),
+            *("M >= 1", "S >= 1", "R >= 1"),
+            *(() if of_one else ("B >= 1",)),
+        ),
         precision=precision,
     )
 

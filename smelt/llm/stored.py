@@ -14,7 +14,7 @@ from smelt.llm.pooling import files_of_pooling
 from smelt.llm.typed_record import to_record
 
 LANGUAGE, TOKENIZER = "language.json", "tokenizer.json"
-FORMAT = 1
+FORMAT = 2
 MALFORMED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)  # what bad records raise
 ENCODER = "encoder"  # the kind in `language.json` of an encoder: `encoder_bundle` reads the rest
 

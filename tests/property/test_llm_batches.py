@@ -115,7 +115,8 @@ def test_bits_do_not_depend_on_the_batch(model: LanguageModel, seed: int) -> Non
             engine.turn()
             now += 1
         pages = engine.pool.pages
-        assert (pages.held, pages.available) == (0, pages.limit)
+        for each in (pages, pages.sliding or pages):
+            assert (each.held, each.available) == (0, each.limit)
         preempted += engine.scheduler.preempted
         for asked, request in zip(every, requests, strict=True):
             want = alone(model, asked)

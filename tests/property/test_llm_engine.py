@@ -88,19 +88,34 @@ class HashStep:
     platform: str = "cpu"
     followed: int = 0
     lost: Any = None  # keys of a step that failed: those who read them fail, too
+    near: int | None = None  # the window of a second layer, which has pages of its own
 
     def run(self, batch: Batch, pools: Pools, tokens: Any = None) -> tuple[HashRows, Pools]:
         self.meanwhile()
         self.followed += tokens is not None
-        ((keys, values),) = pools
+        (keys, values), *others = pools
         page, place = batch.places
         keys[page, 0, 0, place] = batch.tokens if tokens is None else tokens
         values[page, 0, place, 0] = batch.position
+        for near_keys, near_values in others:
+            near_keys[batch.sliding_page, 0, 0, place] = keys[page, 0, 0, place]
+            near_values[batch.sliding_page, 0, place, 0] = batch.position
+            self._check_near(near_keys, near_values, keys, batch)
         logits = np.full((len(batch.rows), TOKENS), -np.inf, np.float32)
         for i, row in enumerate(batch.rows):
             found = likeliest(self._seen(keys, values, batch, row))
             logits[i, slice(None) if found is None else list(found)] = np.nan if found is None else 1
-        return HashRows(logits, self.picks, self.may_fail(keys)), [(keys, values)]
+        return HashRows(logits, self.picks, self.may_fail(keys)), pools
+
+    def _check_near(self, near_keys: Array, near_values: Array, keys: Array, batch: Batch) -> None:
+        """What the last token of each sequence sees in the second layer's pages is what is in the first one's."""
+        assert self.near is not None
+        assert batch.sliding is not None
+        for sequence, last in dict(zip(batch.sequence.tolist(), batch.position.tolist(), strict=True)).items():
+            at = np.arange(max(0, last - self.near + 1), last + 1)
+            page, full = batch.sliding[sequence, at // PAGE], batch.table[sequence, at // PAGE]
+            assert (near_values[page, 0, at % PAGE, 0] == at).all()
+            assert (near_keys[page, 0, 0, at % PAGE] == keys[full, 0, 0, at % PAGE]).all()
 
     def may_fail(self, keys: Array) -> bool:
         """Whether what is computed with these keys will fail when it is read."""
@@ -230,6 +245,7 @@ class Play:
     picks: bool
     runs: bool
     failing: float
+    near: int | None = None
     every: list[Request] = field(default_factory=list)
     over: dict[int, int] = field(default_factory=dict)  # by request: the steps until it was cancelled or late
     failures: int = 0
@@ -237,9 +253,13 @@ class Play:
 
     def run(self) -> HashStep:
         dice = self.dice
-        config = Config("toy", (Layer(None, self.window),), 1, 1, 1, 1, 1, TOKENS, 400, 1e-5, "silu", 1.0)
-        step = HashStep(self.window, self.picks, self.change, self.fail, self.runs)
-        self.engine = engine = Engine(step, Pool(config, step.put, dice.randrange(7, 12), copies=True), 6)
+        layers = (Layer(None, self.window), *([] if self.near is None else [Layer(None, self.near)]))
+        config = Config("toy", layers, 1, 1, 1, 1, 1, TOKENS, 400, 1e-5, "silu", 1.0, own_pages=True)
+        step = HashStep(self.window, self.picks, self.change, self.fail, self.runs, near=self.near)
+        pool = Pool(config, step.put, dice.randrange(7, 12), copies=True, sequences=6)
+        if pool.pages.sliding is not None:  # fewer than are planned: they may lack, too
+            pool.pages.sliding.limit, pool.pages.sliding._small = dice.randrange(5, 8), dice.choice((3, 9))
+        self.engine = engine = Engine(step, pool, 6)
         engine._thread = threading.current_thread()  # so that steps follow
         self.stems = [[dice.randrange(TOKENS) for _ in range(200)] for _ in range(2)]
         self.change()
@@ -291,18 +311,26 @@ def is_failure(error: BaseException | None) -> bool:
     return isinstance(error, MemoryLimitError) or (isinstance(error, RunError) and "failed" in error.message)
 
 
-@pytest.mark.parametrize("window", [None, 100])
-@pytest.mark.parametrize(("picks", "runs"), [(False, False), (True, False), (True, True)])
-def test_answers_are_those_of_each_request_alone(window: int | None, picks: bool, runs: bool, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("window", "near", "picks", "runs"),
+    [
+        *((window, None, *how) for window in (None, 100) for how in ((False, False), (True, False), (True, True))),
+        *((None, near, picks, False) for near, picks in ((1, False), (30, True), (100, False))),
+    ],
+)
+def test_answers_are_those_of_each_request_alone(
+    window: int | None, near: int | None, picks: bool, runs: bool, seed: int
+) -> None:
     dice = Random(seed)
     followed = failures = preempted = cached = 0
     for number in range(60):
-        play = Play(dice, window, picks, runs, 0.02 if number % 2 else 0.0)
+        play = Play(dice, window, picks, runs, 0.02 if number % 2 else 0.0, near)
         followed += play.run().followed
         failures += play.failures
         preempted += play.engine.scheduler.preempted
         pages = play.engine.pool.pages
-        assert (pages.held, pages.available) == (0, pages.limit)
+        for each in (pages, pages.sliding or pages):
+            assert (each.held, each.available) == (0, each.limit)
         failed = [request for request in play.every if is_failure(request.error)]
         errors = {id(request.error) for request in failed}
         assert len(errors) <= play.failures, "a step that failed does not make others fail"

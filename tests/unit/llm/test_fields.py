@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import smelt.llm
+from smelt.cli.standalone_chat import open_checkpoint as open_for_chat
 from smelt.errors import FileError, RunError, SmeltError
 from smelt.llm.checkpoint import open as open_checkpoint
 from smelt.llm.config import Config, Rope
@@ -108,3 +109,5 @@ def test_longrope_holds_for_the_context_that_it_was_loaded_for(tmp_path: Path) -
         assert model.context == 160
         with pytest.raises(RunError, match="too many tokens"):
             model.logits([3] * 161)
+    compiled = open_for_chat(tmp_path).config  # a program without Python keeps its rotary positions
+    assert (compiled.switch, compiled.longest) == (None, 160)

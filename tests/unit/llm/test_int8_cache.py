@@ -14,7 +14,7 @@ import smelt.llm
 from smelt.dtype import i8
 from smelt.errors import SmeltError, UnsupportedError
 from smelt.llm import LanguageModel
-from smelt.llm.cache import page_bytes, pool_sizes
+from smelt.llm.cache import cache_bytes, pool_sizes
 from smelt.llm.checkpoint import open as open_checkpoint
 from smelt.llm.checkpoint_model import cache_type
 from tests.llm_checkpoints import FIXTURE, Case, write_checkpoint
@@ -70,7 +70,7 @@ def test_pages_have_scales(model: LanguageModel) -> None:
     heads, depth, layers = config.kv_heads, config.head_size, len(config.layers)
     sizes = pool_sizes(config, 3)
     assert sizes == ((3, heads, depth // 4 + 2, 64, 4), (3, heads, 16, depth, 4))
-    assert 3 * page_bytes(config) == layers * sum(int(np.prod(each)) for each in sizes)
+    assert cache_bytes(config, 3, 1) == layers * sum(int(np.prod(each)) for each in sizes)
 
 
 def test_int8_is_the_default_of_rounded_activations_on_processors(folder: Path, tmp_path: Path) -> None:

@@ -113,14 +113,23 @@ def test_forks_share_and_truncated_pages_are_not_written_again() -> None:
     assert (pages.held, pages.available) == (0, 16)
 
 
+@pytest.mark.parametrize("copies", [False, True])
 @pytest.mark.parametrize("window", [None, 1, 5, 64, 65, 150])
-def test_pages_are_never_lost(seed: int, window: int | None) -> None:
-    dice, pages = Random(seed), Pages(12, window=window)
+@pytest.mark.parametrize("slides", [False, True])
+def test_pages_are_never_lost(seed: int, window: int | None, copies: bool, slides: bool) -> None:
+    """Also where layers with a window have pages of their own."""
+    dice = Random(seed)
+    near = Pages(9, window=window, copies=copies, small=4) if slides else None
+    pages = Pages(12, window=None if slides else window, copies=copies, sliding=near)
     live: list[Sequence] = []
     for _ in range(600):
         act = dice.random()
         if act < 0.4:
-            live.append(pages.match([dice.randrange(2)] * dice.randrange(1, 3 * PAGE)))
+            tokens = [dice.randrange(2)] * dice.randrange(1, 3 * PAGE)
+            live.append(pages.match(tokens))
+            pages.copy_tail(live[-1], tokens)
+            for each in (pages, near or pages):
+                each.take_copies()
         elif live and act < 0.7:
             sequence, count = dice.choice(live), dice.randrange(1, 100)
             if pages.reserve(sequence, count):
@@ -132,16 +141,22 @@ def test_pages_are_never_lost(seed: int, window: int | None) -> None:
             pages.truncate(sequence, dice.randrange(sequence.length + 1))
         elif live:
             pages.free(live.pop(dice.randrange(len(live))))
-        for sequence in live:
+        for sequence in (each.sliding or each for each in live):
             first = 0 if window is None else max(0, sequence.length - window + 1) // PAGE  # that the next token sees
             assert 0 <= sequence.gone <= first
             assert sequence.gone >= first - 1
-        held = {page for sequence in live for page in sequence.held}
-        assert (pages.held, pages.available) == (len(held), 12 - len(held))
-        assert all(sequence.length <= len(sequence.pages) * PAGE for sequence in live)
+        beside = [each.sliding for each in live if each.sliding is not None]
+        for kind, sequences in [(pages, live), *([] if near is None else [(near, beside)])]:
+            held = {page for sequence in sequences for page in sequence.held}
+            assert (kind.held, kind.available) == (len(held), kind.limit - len(held))
+            assert all(sequence.length <= len(sequence.pages) * PAGE for sequence in sequences)
+        if near is not None:
+            assert [each.length for each in beside] == [each.length for each in live]
+            assert [each.chain for each in beside] == [each.chain for each in live]
     for sequence in live:
         pages.free(sequence)
-    assert pages.available == 12
+    for kind in (pages, near or pages):
+        assert kind.available == kind.limit
 
 
 def test_pages_behind_the_window_are_free_and_a_prefix_goes_on_from_the_window() -> None:

@@ -15,7 +15,7 @@ import pytest
 from smelt.dtype import dtype
 from smelt.errors import MemoryLimitError, RunError, UnsupportedError
 from smelt.llm import memory
-from smelt.llm.cache import page_bytes, pool_sizes
+from smelt.llm.cache import cache_bytes, pool_sizes
 from smelt.llm.config import MAX_LAYERS, MAX_SIZE, Config, Experts, Fields, Layer, Rope
 from smelt.llm.decode import _pages, _slots
 from smelt.llm.families import BY_ARCHITECTURE, BY_GGUF, FAMILIES, family_of, read_config, token_ids
@@ -369,15 +369,15 @@ def test_the_length_before_an_extension_may_stand_outside() -> None:
 def test_pages_and_their_bytes() -> None:
     config = config_of("llama", num_key_value_heads=4)  # 12 layers, heads of 8
     assert config.cache_bytes == 2 * 4 * 12 * 4 * 8
-    assert page_bytes(config) == 64 * config.cache_bytes
-    assert page_bytes(replace(config, cache=dtype("bf16"))) == 32 * config.cache_bytes
+    assert cache_bytes(config, 3, 64) == 3 * 64 * config.cache_bytes
+    assert cache_bytes(replace(config, cache=dtype("bf16")), 1, 64) == 32 * config.cache_bytes
     assert pool_sizes(config, 5) == ((5, 4, 8, 64), (5, 4, 64, 8))
     assert (pages_in_window(1, 1), pages_in_window(65, 64), pages_in_window(66, 65)) == (3, 4, 6)
 
 
 def test_the_cache_has_room_for_four_contexts_within_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of("llama")
-    each = page_bytes(config)
+    each = cache_bytes(config, 1, 1)
     monkeypatch.setattr(memory, "machine_memory", lambda: 2 * (1000 + 37 * each))
 
     def plan(context: int, weights: int = 1000, work: int = 0, limit: int | None = None) -> int:
@@ -398,6 +398,26 @@ def test_the_cache_has_room_for_four_contexts_within_the_memory(monkeypatch: pyt
     windowed = config_of("mistral", sliding_window=100)  # pages behind the window are free
     assert memory.plan_pages("m", windowed, 64 * 50, 0, 0, 1 << 40) == 4 * pages_in_window(100, 512)
     assert memory.plan_pages("m", windowed, 64 * 3, 0, 0, 1 << 40) == 12
+
+
+def test_layers_with_a_window_have_as_many_pages_as_their_windows_need() -> None:
+    shared = config_of("gemma2", sliding_window=100)  # every other layer
+    config = replace(shared, own_pages=True)
+    sliding = sum(layer.window is not None for layer in config.layers)
+    full, layer = len(config.layers) - sliding, 64 * config.layer_bytes
+    assert sliding
+    assert full
+    for sequences, beside in ((1, 5 + 1 + 8), (3, 3 * (5 + 1) + 8)):  # of each a page is being copied
+        assert cache_bytes(config, 1000, sequences) == layer * (1000 * full + beside * sliding)
+        assert cache_bytes(shared, 1000, sequences) == layer * 1000 * (full + sliding)
+    assert cache_bytes(config, 10, 64) == layer * 10 * (full + sliding)
+    room = cache_bytes(config, 1000, 3)
+    assert memory.plan_pages("m", config, 64 * 500, 0, 0, room, sequences=3) == 1000
+    assert memory.plan_pages("m", config, 64 * 500, 0, 0, room - 1, sequences=3) == 999
+    limits = [memory.limit_sequences(config, 64 * 1000, room + change, 64) for change in (0, -1, 10**12)]
+    assert limits == [3, 2, 64]
+    with pytest.raises(MemoryLimitError):
+        memory.plan_pages("m", config, 64 * 1000, 0, 0, cache_bytes(config, 1000, 1) - 1)
 
 
 @pytest.mark.parametrize(
