@@ -110,6 +110,15 @@ def test_bf16_weights_on_tensor_cores(machine: str, left: str, emulated: Emulate
     odd = np.ones((2, depth), np.float32)
     odd[:, 5] = np.inf, np.nan
     assert [*map(str, made(odd.astype(kind))[0].numpy()[:, 0])] == [str(np.float32(np.inf * np.sign(w[5, 0]))), "nan"]
+    w[7, 3], w[8, 4], w[9, 5] = np.inf, -np.inf, np.nan
+    made = NativeEngine(TARGETS[machine]).compile(program).prepare(Weights.of({"w": HostBuffer.of(w)}))
+    for count in (3, 40):
+        some = np.round(rows[:count].astype(np.float32), 1).astype(kind)  # 0 among them
+        with np.errstate(invalid="ignore"):
+            want = some.astype(np.float64) @ w.astype(np.float64)
+        got = made(some)[0].numpy()
+        np.testing.assert_array_equal(got[:, 3:6], want[:, 3:6])
+        assert np.isfinite(np.delete(got, (3, 4, 5), 1)).all()
 
 
 CONVOLUTION = """func.func @main(%x: tensor<1x5x6x48xf32>, %w: tensor<3x3x48x70xf32> {smelt.weight = "w"})

@@ -119,7 +119,8 @@ class PlanWriter:
             stride = lines * line * buffer.shape.dtype.numpy.itemsize
             most = min(between * PREFETCHED, MOST_PREFETCHED)
             piece = min(stride, most // panels) // PIECE * PIECE
-            step["launches"][0]["prefetch"] = [weights, panels, stride, piece]
+            if piece:
+                step["launches"][0]["prefetch"] = [weights, panels, stride, piece]
 
     @cached_property
     def numbers(self) -> dict[int, int]:

@@ -71,13 +71,17 @@ inline void smelt_wgmma(f32 (&d)[{count}], ui64 a, ui64 b) {{
 """
 LOADS = """\
 inline ui32 smelt_join(ui32 even, ui32 odd) { return even >> 16 | (odd & 0xffff0000u); }
-// f32 = high + middle + low, each a bf16 in the upper half of a word. Infinities and NaN are high alone.
+// f32 = high + middle + low, each a bf16 in the upper half of a word, with the same sign. Infinities and NaN are high.
+// What is left to middle and low is never 0 but 2^-40 of high, so that an infinite weight gives no NaN.
 inline void smelt_split(f32 x, ui32 *to) {
   const ui32 bits = __float_as_uint(x), size = bits & 0x7fffffffu;
   to[0] = size > 0x7f800000u ? 0x7fc00000u : bits & 0xffff0000u;
+  const ui32 tiny = size >= 41u << 23 ? (bits & 0xff800000u) - (40u << 23) : 0;
   const f32 rest = size >= 0x7f800000u ? 0.0f : x - __uint_as_float(to[0]);
-  to[1] = __float_as_uint(rest) & 0xffff0000u;
-  to[2] = __float_as_uint(rest - __uint_as_float(to[1]));
+  const ui32 middle = __float_as_uint(rest) & 0xffff0000u;
+  const ui32 low = __float_as_uint(rest - __uint_as_float(middle));
+  to[1] = middle & 0x7fff0000u ? middle : tiny;
+  to[2] = low & 0x7fff0000u ? low : tiny;
 }
 template <class L> struct smelt_left;
 template <> struct smelt_left<ui16> {
