@@ -54,7 +54,8 @@ def load(
     `context` is how many tokens a sequence may have, at most what the model was made for. With `precision="f32"`
     everything is computed in f32: block-quantised weights are opened once, when they are bound. With "q8", the default
     of the native engine, they stay as they are and multiply activations that are rounded to 8 bits. `cache` is the type
-    of keys and values in memory: "f32", "f16" or "bf16"; "f16" by default where activations are rounded.
+    of keys and values in memory: "f32", "f16", "bf16" or "int8", which is the default on processors where activations
+    are rounded to 8 bits.
     Weights, steps and cache stay within `memory_limit`; a model that cannot is refused before anything is loaded. Up to
     `sequences` (64) requests are computed at once. The folder of an encoder gives an `EmbeddingModel`, which has
     `embed`, or a `CrossEncoder`, which has `score`. A bundle has its precision and its type of keys and values already.
