@@ -57,7 +57,9 @@ class Zygote:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._forked: list[int] = []
+        self._alive: set[int] = set()
         self._ended: dict[int, int] = {}
+        self._forgotten: set[int] = set()  # that are alive
 
     def fork(self, role: str, setup: Any, sockets: Sequence[socket.socket]) -> int:
         """The pid of a new process that has these sockets, which are closed here."""
@@ -113,16 +115,27 @@ class Zygote:
                     with self._changed:
                         if isinstance(said, Forked):
                             self._forked.append(said.pid)
+                            self._alive.add(said.pid)
                             self._ended.pop(said.pid, None)  # of a process that had the number before
                         elif isinstance(said, Ended):
-                            self._ended[said.pid] = said.status
+                            self._note_end(said.pid, said.status)
                         self._changed.notify_all()
                     continue
             with self._changed:
+                for pid in list(self._alive):  # they end with the process that forked them
+                    self._note_end(pid, -signal.SIGKILL)
                 if self._socket is control:
                     self._socket = None
                 self._changed.notify_all()
+            control.close()
             return
+
+    def _note_end(self, pid: int, status: int) -> None:
+        self._alive.discard(pid)
+        if pid in self._forgotten:
+            self._forgotten.discard(pid)
+        else:
+            self._ended[pid] = status
 
     def ending(self, pid: int, seconds: float) -> int | None:
         """How a process ended: its exit code, or minus the number of a signal; None while it runs."""
@@ -133,13 +146,16 @@ class Zygote:
     def kill(self, pid: int) -> None:
         """End a process that was not reported to have ended."""
         with self._changed:
-            if pid not in self._ended and self._socket is not None:
+            if pid in self._alive:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
     def forget(self, pid: int) -> None:
+        """No one will ask how a process ended, or has."""
         with self._changed:
             self._ended.pop(pid, None)
+            if pid in self._alive:
+                self._forgotten.add(pid)
 
     def close(self) -> None:
         with self._lock:
@@ -175,7 +191,7 @@ class RemoteModel(Closing):
         try:
             self.pid = self._zygote.fork("worker", self._setup(), [theirs[0], for_worker, *theirs[1:]])
             compiler = {"folder": str(code_folder()), "owner": state_of(self.path)}
-            self._zygote.fork("compiler", compiler, [for_compiler])
+            self._zygote.forget(self._zygote.fork("compiler", compiler, [for_compiler]))
         except BaseException:
             for each in (*ours, *theirs, for_worker, for_compiler):
                 each.close()

@@ -265,6 +265,27 @@ def test_a_worker_that_does_not_get_ready_is_ended(tmp_path: Path) -> None:
         zygote.close()
 
 
+def test_workers_end_with_the_process_that_forked_them() -> None:
+    zygote = Zygote()
+    try:
+        found = RemoteModel(zygote, "digits", Path(DIGITS), ModelConfig())
+        before = found.pid
+        assert zygote._process is not None
+        assert zygote._process.poll() is None
+        zygote._process.kill()
+        zygote._process.wait()
+        assert zygote.ending(before, 60.0) == -signal.SIGKILL
+        zygote.start()
+        assert zygote.ending(before, 0.0) == -signal.SIGKILL, "the next one never had it"
+        found.restart()
+        assert found.pid != 0
+        assert zygote._alive >= {found.pid}
+        assert not zygote._ended
+        found.close()
+    finally:
+        zygote.close()
+
+
 def test_an_error_of_the_model_arrives_whole(hostile: Client) -> None:
     reply = hostile.post("/v2/models/fail/infer", ask([1.0]))
     assert reply.status == 400

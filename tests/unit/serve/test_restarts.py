@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 import threading
 from collections.abc import Callable
@@ -60,7 +61,7 @@ def test_the_number_of_a_process_that_ended_may_be_given_again() -> None:
         theirs.send(encode(said))
     theirs.shutdown(socket.SHUT_WR)
     zygote._listen(ours)
-    assert zygote.ending(7, 0.0) is None, "the process before it ended"
+    assert zygote.ending(7, 0.0) == -signal.SIGKILL, "it ended with the zygote; the process before it with 3"
     ours.close()
     theirs.close()
 
