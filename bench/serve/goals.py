@@ -1,4 +1,6 @@
-"""`python -m bench.serve.goals open|closed|throughput|overload|ready`: what a server with an API key and metrics does.
+"""`python -m bench.serve.goals all|open|closed|throughput|overload|ready`: what a server with a key and metrics does.
+
+all         every one of them; MODEL.onnx for those that need one
 
 open        an open loop of 5,000 binary requests a second of the MLP: latencies from the intended send times
 closed      eight connections (`wrk`), JSON and binary, with isolation and without
@@ -17,6 +19,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -31,6 +34,7 @@ from bench.serve.load import closed_loop
 from smelt.client.wire import HEADER, encode_request
 
 KEY = "a key of the benchmark"
+GOALS = ("open", "closed", "throughput", "overload", "ready")
 CACHE = Path.home() / ".cache" / "smelt-bench-serve"
 
 
@@ -40,10 +44,11 @@ def keyed_server(path: Path, name: str, trusted: bool, **fields: Any) -> Iterato
     rows = {"path": str(path), "name": name, "trusted": trusted, **fields}
     lines = ["[[keys]]", 'name = "bench"', f'sha256 = "{hashlib.sha256(KEY.encode()).hexdigest()}"', "admin = true"]
     lines += ["[[models]]", *(f"{field} = {json.dumps(value)}" for field, value in rows.items())]
-    settings = CACHE / "keyed.toml"
-    settings.write_text("\n".join(lines))
-    with servers.running_server("--config", str(settings)) as (pid, url):
-        yield servers.Running(pid, f"{url}/v2/models/{name}/infer")
+    with tempfile.TemporaryDirectory() as folder:  # several benchmarks may run at once
+        settings = Path(folder) / "keyed.toml"
+        settings.write_text("\n".join(lines))
+        with servers.running_server("--config", str(settings)) as (pid, url):
+            yield servers.Running(pid, f"{url}/v2/models/{name}/infer")
 
 
 def with_key(request: tuple[bytes, dict[str, str]]) -> tuple[bytes, dict[str, str]]:
@@ -163,7 +168,7 @@ def _environment() -> dict[str, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("goal", choices=("open", "closed", "throughput", "overload", "ready"))
+    parser.add_argument("goal", choices=("all", *GOALS))
     parser.add_argument("model", type=Path, nargs="?")
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--rounds", type=int, default=3)
@@ -171,9 +176,17 @@ def main() -> None:
     parser.add_argument("--deadline", type=float, default=1.0)
     given = parser.parse_args()
     CACHE.mkdir(parents=True, exist_ok=True)
-    if given.goal in ("throughput", "ready") and given.model is None:
+    goals = GOALS if given.goal == "all" else (given.goal,)
+    if given.model is None and {"throughput", "ready"} & set(goals):
         parser.error("which model?")
-    match given.goal:
+    for goal in goals:
+        if len(goals) > 1:
+            print(f"{goal}:", flush=True)
+        _run(goal, given)
+
+
+def _run(goal: str, given: argparse.Namespace) -> None:
+    match goal:
         case "open":
             load_open(given.seconds, given.rate)
         case "closed":
