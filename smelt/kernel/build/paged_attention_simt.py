@@ -85,9 +85,9 @@ class _Chunk:
         scores = nest.tile("score", f32, paged.shared * CHUNK)
         pages = nest.tile("page", i64, CHUNK)
         self.score(scores, pages)
-        for head in range(paged.shared):
-            best, total = self.weigh(scores, head * CHUNK)
-            at = flat((*place, Number(head), Number(0)), kept)
+        with nest.loop(paged.shared, "warp") as head:
+            best, total = self.weigh(scores, scale(head, CHUNK))
+            at = flat((*place, head, Number(0)), kept)
             nest.store(parts, at, best)
             nest.store(parts, add(at, 1), total)
         self.weighted_sum(scores, pages, lambda head, e: flat((*place, head, add(e, 2)), kept), parts)
@@ -128,7 +128,7 @@ class _Chunk:
         inner = nest.apply("multiply", found, Number(1 / softcap, f32))
         return nest.apply("multiply", nest.apply("tanh", inner), Number(softcap, f32))
 
-    def weigh(self, scores: str, start: int) -> tuple[Expr, Expr]:
+    def weigh(self, scores: str, start: Expr) -> tuple[Expr, Expr]:
         """Scores of a head become weights: the maximum, and the sum of the weights."""
         nest = self.nest
         best = fold_here(
