@@ -44,7 +44,7 @@ def test_bits_are_those_of_xla(algorithm: str) -> None:
 @pytest.mark.parametrize("algorithm", ["THREE_FRY", "PHILOX"])
 def test_dynamic_dimensions_and_narrow_elements(algorithm: str) -> None:
     """The axis of pairs is known only at the call."""
-    elements = ("i4", "ui8", "f8E4M3FN", "f16", "f32", "i64")
+    elements = ("i4", "ui8", "f8E4M3FN", "f16", "f32", "i64", "f64", "f4E2M1FN")
     f = FuncBuilder("main", [Shape("ui64", 2), Shape("i1", "A", "B")])
     results: list[Value] = []
     for element in elements:

@@ -276,6 +276,9 @@ def test_an_illegal_record_is_no_schedule(record: dict[str, object]) -> None:
         "gemm/3 rows",
         "gemm/3 rows=x",
         "gemm/3 rows=1",
+        *(f"gemm/3 groups=1 rows={wrong} depth=8 panels=1 width=16" for wrong in ("", "x", "-1", "~", "1.5")),
+        "gemm/3 groups=1 rows depth=8 panels=1 width=16",
+        "gemm/3 rows=1 groups=1 depth=8 panels=1 width=16",
     ],
 )
 def test_a_text_that_is_no_key(text: str) -> None:

@@ -14,6 +14,7 @@ from smelt.errors import RunError, SizeError, SmeltError
 from smelt.ir.core import Program
 from smelt.ir.interpret import run
 from smelt.ir.text import parse, print_program
+from smelt.kernel.emit.sizes_c import number_text
 
 
 def program(*shapes: str, body: str, result: str) -> Program:
@@ -226,3 +227,11 @@ def test_a_bundle_makes_the_same_checks(tmp_path: Path) -> None:
     assert [len(each) for each in loaded(*inputs(right)).values()] == [9]
     with pytest.raises(SizeError, match=says):
         loaded(*inputs(wrong))
+
+
+def test_numbers_that_c_has() -> None:
+    assert [number_text(n) for n in (0, -7, 2**63 - 1)] == ["0LL", "-7LL", "9223372036854775807LL"]
+    for number in (2**63, -(2**63)):
+        with pytest.raises(SizeError, match="a number in a size is too large") as caught:
+            number_text(number)
+        assert (caught.value.expected, caught.value.got) == ("less than 2**63", number)
