@@ -313,6 +313,9 @@ class Catalogue:
                 fresh.state, fresh.reason = UNAVAILABLE, f"{type(error).__name__}: {error}"
                 fresh.on_demand, fresh.bytes = False, 0
                 raise UnavailableError(f"{name} could not be loaded: {fresh.reason}") from error
+            for each in (fresh.queue, fresh.loaded):
+                if isinstance(each, RemoteQueue | RemoteTexts):
+                    each.attach()
             if fresh.config.state and fresh.sequences is None:
                 fresh.sequences = Sequences(name, fresh.config.state, fresh.config.max_sequences)
             fresh.seconds = time.perf_counter() - started

@@ -66,11 +66,15 @@ class RemoteQueue(ModelQueue):
         return False
 
     def submit(self, inputs: Inputs, timeout: float | None, priority: int = 0) -> Job:
-        if self._loop is None:
-            self._attach(asyncio.get_running_loop())
+        self.attach()
         if self._restarts.is_hopeless:
             raise UnavailableError(f"{self.name}: its worker process keeps ending", retry_after=MOST_PAUSE)
         return super().submit(inputs, timeout, priority)
+
+    def attach(self) -> None:
+        """Listen to the worker on this event loop: one that ends is started again before it is asked."""
+        if self._loop is None:
+            self._attach(asyncio.get_running_loop())
 
     def _attach(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

@@ -207,17 +207,22 @@ class RemoteTexts(TextModel):
             raise TooLargeError(f"{self.worker.name}: the request is too large", expected=f"at most {MOST} bytes")
         return data
 
-    async def _wait_for_worker(self) -> asyncio.AbstractEventLoop:
+    def attach(self) -> asyncio.AbstractEventLoop:
+        """Listen to the worker on this event loop: one that ends is started again before it is asked."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._attach()
+        return self._loop
+
+    async def _wait_for_worker(self) -> asyncio.AbstractEventLoop:
+        loop = self.attach()
         while True:
             if self._closed:
                 raise UnavailableError(f"{self.worker.name} is being unloaded", retry_after=1)
             if self._restarts.is_hopeless:
                 raise UnavailableError(f"{self.worker.name}: its worker process keeps ending", retry_after=MOST_PAUSE)
             if self._packets is not None:
-                return self._loop
+                return loop
             await self._restarts.wait()
 
     def stop(self, exchange: _Exchange) -> None:

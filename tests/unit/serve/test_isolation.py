@@ -173,6 +173,21 @@ def test_accelerators_are_for_trusted_models(fields: dict[str, str]) -> None:
         assert "trusted = true" in reply.json["error"]
 
 
+def test_a_worker_that_ends_before_it_is_asked_is_started_again() -> None:
+    with serving(model(DIGITS, trusted=False, warm_up=False)) as found:
+
+        async def work() -> int:
+            queue = version(found, "digits").queue
+            assert isinstance(queue, remote_queue.RemoteQueue)
+            os.kill(queue.model.pid, signal.SIGKILL)
+            while not queue.restarts:
+                await asyncio.sleep(0.01)
+            pixels = {"name": "pixels", "shape": [1, 64], "datatype": "FP32", "data": [0] * 64}
+            return (await found.ask("POST", "/v2/models/digits/infer", {"inputs": [pixels]})).status
+
+        assert found.run(asyncio.wait_for(work(), 60)) == 200
+
+
 # ---- models that misbehave ----
 
 KINDS = ("escape", "wait", "hang", "crash", "babble", "fail")
