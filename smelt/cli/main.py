@@ -334,10 +334,11 @@ def tune(
     seed: Annotated[int, typer.Option(help="Seed of the random inputs and of the search.")] = 0,
     export: Annotated[Path | None, typer.Option(help="Write the tuning database as FILE.jsonl.")] = None,
     merge: Annotated[Path | None, typer.Option(help="Add such a file to the database.")] = None,
+    device: DeviceName = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Autotune: measure which kernel schedules are fastest here. Later compiles use them; no result changes."""
-    chosen = cli.tune.Options(seconds, tuple(size or ()), tuple(static or ()), seed, export, merge, as_json)
+    chosen = cli.tune.Options(seconds, tuple(size or ()), tuple(static or ()), seed, export, merge, as_json, device)
     cli.tune.tune(file, chosen)
 
 

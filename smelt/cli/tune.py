@@ -23,11 +23,12 @@ from smelt.cli.profile import program_of
 from smelt.cli.random_inputs import inputs_for
 from smelt.cli.tables import Column, open_console, print_table
 from smelt.device.cache import compiling_for
+from smelt.device.registry import find_device
 from smelt.engine.signature import signature_of
 from smelt.engine.tune import Finding, Report, Tuning
 from smelt.engine.tune import tune as tuned
 from smelt.engine.tuned import database
-from smelt.errors import SmeltError
+from smelt.errors import DeviceError, SmeltError
 from smelt.kernel.tune.schedules import default_schedule, schedule_record, schedule_text
 
 COLUMNS = (
@@ -50,6 +51,7 @@ class Options:
     export: Path | None = None
     merge: Path | None = None
     as_json: bool = False
+    device: str = "auto"
 
 
 def tune(file: Path | None, options: Options) -> None:
@@ -85,7 +87,12 @@ def _tune(file: Path, options: Options) -> Tuning:
     given = inputs_for(file, options.sizes, options.static, options.seed)
     inputs = [given[port.name] for port in signature_of(program.main).inputs]
     with _bar(options.seconds) as report, compiling_for(f"{file.stem} (tune)"):
-        return tuned(program, weights, inputs, options.seconds, seed=options.seed, report=report)
+        device = find_device(options.device)
+        why = device.missing()
+        if why is not None:
+            raise DeviceError(f"nothing can be tuned on {options.device}", got=why, remedy="smelt devices lists them")
+        target = device.target()
+        return tuned(program, weights, inputs, options.seconds, seed=options.seed, report=report, target=target)
 
 
 @contextmanager

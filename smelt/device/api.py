@@ -72,6 +72,7 @@ class Device(ABC):
     name: str  # "cpu"; one of several has a number: "cuda:1"
     abi: int  # of the code; bundles record it
     baseline: str | None = None  # the target whose code runs on every device of the kind
+    has_tunables: bool = True  # schedules of code that was built to be tuned change between calls
     has_own_memory: bool = False  # then inputs and results may be `Buffer`s, and `copy` brings arrays there
 
     @property

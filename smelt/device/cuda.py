@@ -138,6 +138,7 @@ class Cuda(Device):
 
     abi = ABI  # a bundle records one number for all of its code
     has_own_memory = True
+    has_tunables = False
 
     def __init__(self, number: int = 0) -> None:
         self.name = f"cuda:{number}" if number else "cuda"

@@ -19,8 +19,10 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
+from smelt.buffer import as_array
 from smelt.device.api import Module
-from smelt.device.registry import find_device
+from smelt.device.registry import device_of, find_device
+from smelt.device.step_log import StepLog
 from smelt.dtype import Array
 from smelt.engine import tuned
 from smelt.engine.compile import NAME, Build, ProgramPlan, build_plan, lower, plan_lowered
@@ -46,6 +48,7 @@ PATIENCE = 4  # calls until one is not preempted
 LAST = 0.15  # fraction of the time for the final comparison
 
 T = TypeVar("T")
+Timed: TypeAlias = tuple[ProgramPlan, NativeExecutable, StepLog]  # a program with timestamps
 Report = Callable[[float, str], None]  # seconds spent, current activity
 
 
@@ -112,14 +115,23 @@ class Bench:
     def plan(self, schedules: Lookup) -> ProgramPlan:
         return plan_lowered(self.lowered, signature_of(self.program.main), self.target, schedules=schedules)
 
-    def tunables(self) -> TunableProgram:
+    def tunables(self) -> TunableProgram | BuiltPrograms:
         """A program with timestamps whose schedules can change between calls."""
+        if not device_of(self.target).has_tunables:
+            return BuiltPrograms(self.build_timed)
         tunables = Tunables(tile_shape(self.target))
         plans = plan_lowered(
             self.lowered, signature_of(self.program.main), self.target, schedules=no_schedule, tunables=tunables
         )
         build = build_plan(plans, timestamps=True)
         return TunableProgram(plans, self._bind(build), build.library, NAME, tunables)
+
+    def build_timed(self, schedules: Lookup) -> Timed:
+        """The program with timestamps under fixed schedules."""
+        plan = self.plan(schedules)
+        build = build_plan(plan, timestamps=True)
+        bound = self._bind(build)
+        return plan, bound, bound.device.step_log(build.library, NAME)
 
     def plain(self, schedules: Lookup) -> NativeExecutable:
         """The program as `NativeEngine.compile` builds it."""
@@ -174,11 +186,53 @@ class TunableProgram:
         return float(ticks[self.keys.get(key, [])].sum())
 
 
+class BuiltPrograms:
+    """The same for a device whose schedules are part of the code: a build for every set of schedules."""
+
+    variants = 1.0
+
+    def __init__(self, build: Callable[[Lookup], Timed]) -> None:
+        self._build = build
+        self._made: dict[frozenset[tuple[KernelKey, Schedule]], Timed] = {}
+        self.use({})
+        self.keys = list(self._used[0].chosen)
+
+    def use(self, schedules: Mapping[KernelKey, Schedule]) -> None:
+        wanted = frozenset(schedules.items())
+        if wanted not in self._made:
+            if len(self._made) > AT_ONCE + 1:
+                del self._made[next(each for each in self._made if each)]  # the default stays
+            self._made[wanted] = self._build(schedules.get)
+        self._used = self._made[wanted]
+
+    def call(self, inputs: Sequence[Array]) -> Array:
+        """Ticks of every key in one call, and of all that has none."""
+        plan, bound, log = self._used
+        bound(*inputs, keep=True)
+        log.end()
+        found, _ = log.read()
+        steps = [each for each in walk(plan.main[0].steps) if isinstance(each, Launch | Copy)]
+        ticks = np.bincount(found[:, 0], found[:, 2] - found[:, 1], len(steps))
+        places = {key: i for i, key in enumerate(self.keys)}
+        sums = np.zeros(len(places) + 1)
+        for step, taken in zip(steps, ticks, strict=True):
+            chosen = step.kernel.chosen if isinstance(step, Launch) else ()
+            sums[min((places[key] for key, _ in chosen if key in places), default=-1)] += taken
+        return sums
+
+    def sum_ticks(self, ticks: Array, key: KernelKey) -> float:
+        return float(ticks[self.keys.index(key)])
+
+
 Variant: TypeAlias = Mapping[KernelKey, Schedule]
 
 
 def interleave(
-    program: TunableProgram, variants: Sequence[Variant], inputs: Sequence[Array], seconds: float, seed: int = 0
+    program: TunableProgram | BuiltPrograms,
+    variants: Sequence[Variant],
+    inputs: Sequence[Array],
+    seconds: float,
+    seed: int = 0,
 ) -> list[Array]:
     """Ticks [call, step] of a program with each of several sets of schedules, interleaved in random order."""
     random = np.random.default_rng(seed)
@@ -224,7 +278,7 @@ class _Tuner:
     searches: dict[KernelKey, Search] = field(default_factory=dict)
     shares: dict[KernelKey, float] = field(default_factory=dict)
     before: Mapping[KernelKey, Schedule] = field(default_factory=dict)  # schedules in use so far
-    tunable: TunableProgram = field(init=False)
+    tunable: TunableProgram | BuiltPrograms = field(init=False)
     build_seconds: float = 0.0  # seconds to build the program without tunables
     call: float = 0.0  # seconds per call
     begun: float = 0.0  # seconds until the first round
@@ -261,8 +315,10 @@ class _Tuner:
         begin = time.perf_counter()
         (ticks,) = interleave(usual, [{}], self.inputs, 0.0)
         self.call = (time.perf_counter() - begin) / len(ticks)
+        if isinstance(usual, BuiltPrograms):  # every schedule is a build
+            self.call += self.build_seconds / CALLS[0]
         middle, total = np.median(ticks, 0), max(float(np.median(ticks.sum(1))), 1.0)
-        machine = Machine(here.tile, here.threads)
+        machine = Machine(here.tile, max(here.threads, 1))
         lessons = _lessons(records, machine)
         known = 0
         for key in usual.keys:
@@ -381,7 +437,8 @@ class _Tuner:
 
     def _time_call(self, program: NativeExecutable) -> float:
         begin = time.perf_counter()
-        program(*self.inputs, keep=True)
+        for each in program(*self.inputs, keep=True):
+            as_array(each)  # of a device that works on its own: waits
         return time.perf_counter() - begin
 
     def _record(self, found: Mapping[KernelKey, tuple[Schedule, Estimate]], kept: bool) -> None:

@@ -18,7 +18,10 @@ from smelt.cli.main import app
 from smelt.device import cpu, dlpack
 from smelt.device.cuda import TARGETS
 from smelt.device.gpu_buffer import GpuBuffer
+from smelt.device.host_plan import list_launches
 from smelt.dtype import dtype
+from smelt.engine import tune as tuning
+from smelt.engine import tuned
 from smelt.engine.compile import emit_source, plan_program
 from smelt.engine.native import NativeEngine, compile_all
 from smelt.engine.profile import profile
@@ -26,13 +29,16 @@ from smelt.engine.reference import ReferenceEngine
 from smelt.engine.store import recompile
 from smelt.errors import RunError, ShapeError, SizeError, SmeltError
 from smelt.ir.blocks import BLOCKS
+from smelt.ir.core import Program
 from smelt.ir.interpret import run
 from smelt.ir.text import parse
-from smelt.kernel.build import attention_simt, paged_attention_simt
+from smelt.kernel.build import attention_simt, gemm_simt, paged_attention_simt
 from smelt.kernel.emit import kernel_cuda
+from smelt.kernel.tune.schedules import TensorTile
 from smelt.passes.lower_blocks import round_activations
 from smelt.run.load import every_code
 from smelt.shape import Shape
+from smelt.target import Target
 from smelt.weights import Weights
 from tests.cuda.emulated import EmulatedCuda
 from tests.llm_checkpoints import FIXTURE, TOLERANCE, Case, write_checkpoint
@@ -543,3 +549,38 @@ def test_profile_of_loops_and_of_sizes_that_data_gives(emulated: EmulatedCuda) -
     assert found.outputs[0].tolist() == [0, 8, 16, 24]
     assert max(each.runs for each in found.steps) == 4  # the condition, once more than the body
     assert sum(each.runs for each in found.steps) == len(found.trace)
+
+
+def test_tune(emulated: EmulatedCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every width of a tile on tensor cores is built and measured; the database knows the device."""
+    for name, value in {"CALLS": (2, 2), "FINAL": (2, 2), "ROUND": 0.0, "SMALL": 0.0}.items():
+        monkeypatch.setattr(tuning, name, value)
+    monkeypatch.setattr(gemm_simt, "BUSY", 1 << 30)  # the default is the narrowest tile
+    text = """func.func @main(%x: tensor<70x32xbf16>, %w: tensor<32x130xbf16> {smelt.weight = "w"})
+      -> tensor<70x130xf32> {
+      %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]
+        : (tensor<70x32xbf16>, tensor<32x130xbf16>) -> tensor<70x130xf32>
+      return %0 : tensor<70x130xf32>
+    }"""
+    random, half = np.random.default_rng(5), dtype("bf16").numpy
+    x, w = (random.standard_normal(sizes, np.float32).astype(half) for sizes in ((70, 32), (32, 130)))
+    database = tuned.Database(tmp_path / "tuned.jsonl")
+    weights, target = Weights.of({"w": HostBuffer.of(w)}), emulated.target()
+    found = tuning.tune(parse(text), weights, [x], 100.0, database=database, target=target)
+    (finding,) = found.findings
+    assert (finding.key.kind, finding.schedules) == ("tensor_gemm", 4)
+    assert finding.tried == 3
+    ((machine, key),) = database.read()
+    assert (machine.device, machine.model, key) == ("cuda", "an emulated GPU", finding.key)
+    widths = {TensorTile(columns): _launch_columns(parse(text), target, columns) for columns in (0, 64, 128, 256)}
+    assert [*widths.values()] == [3, 3, 2, 1]  # blocks of columns
+
+
+def _launch_columns(program: Program, target: Target, columns: int) -> int:
+    """How many tiles are side by side."""
+    plan = plan_program(program, target, schedules=lambda key: TensorTile(columns) if columns else None)
+    assert [*plan.chosen.values()] == [TensorTile(columns)]
+    (_, plans) = emit_source([plan]).texts(1)
+    program_plan = json.loads(plans)["programs"]["smelt0"]
+    (launch,) = list_launches(program_plan["steps"])
+    return 1 if launch["single"] else int(program_plan["sizes"][launch["extent"]])

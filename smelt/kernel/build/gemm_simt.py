@@ -23,6 +23,7 @@ from smelt.kernel.loops.grammar import Amount, Expr, Mma, Number, Place, Set, Sl
 from smelt.kernel.loops.nest import Index, Nest, flat, tensor
 from smelt.kernel.loops.tensor_tile import FEW_ROWS as FEW_TENSOR_ROWS
 from smelt.kernel.loops.tensor_tile import PAD, STAGES, TENSOR, TILE_ROWS, WIDTHS, stage_bytes
+from smelt.kernel.tune.schedules import KernelKey, TensorTile
 from smelt.shape import Shape
 from smelt.target import Target
 
@@ -167,7 +168,10 @@ def _many_rows(nest: Nest, op: Op, output: Output, form: Form, here: Size) -> No
     columns = tensor(op.result).sizes[2]
     assert isinstance(line, int)
     width, parts = line // form.k_pack, ceildiv(rows, TILE_ROWS)
-    wide = wide_tile(nest.target, form, groups * parts, columns)
+    key = KernelKey.of("tensor_gemm", groups=groups, rows=rows, depth=depth, columns=columns, bits=form.left.bits)
+    asked = nest.choose_schedule(key, TensorTile).columns
+    fits = asked in WIDTHS and fits_shared_memory(nest.target, form, asked)
+    wide = asked if fits else wide_tile(nest.target, form, groups * parts, columns)
     with nest.loops((groups * here, parts, ceildiv(columns, wide))) as (group, part, number):
         first = nest.let(scale(part, TILE_ROWS))
         before = nest.let(scale(number, wide))
@@ -186,11 +190,16 @@ def wide_tile(target: Target, form: Form, parts: Size, columns: Size) -> int:
     least, usual, most = WIDTHS
     for wide in (most, usual):
         tiles = parts * ceildiv(columns, wide)
-        fits = (STAGES if wide == most else STAGES - 1) * stage_bytes(form, wide) <= target.cache_bytes[0]
+        fits = fits_shared_memory(target, form, wide)
         if fits and isinstance(tiles, int) and tiles >= BUSY:
             return wide
     dynamic = not isinstance(parts, int) and isinstance(columns, int) and columns >= 8 * usual
     return usual if dynamic and fits else least
+
+
+def fits_shared_memory(target: Target, form: Form, wide: int) -> bool:
+    """Whether a block has room for the stages of tiles with that many columns."""
+    return (STAGES if wide == WIDTHS[-1] else STAGES - 1) * stage_bytes(form, wide) <= target.cache_bytes[0]
 
 
 def across_panels(nest: Nest, op: Op, b: Slice) -> Slice:

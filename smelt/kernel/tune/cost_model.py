@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from smelt.kernel.loops.form import F32
 from smelt.kernel.tune.schedules import (
+    USUAL_COLUMNS,
     AttentionBlock,
     Blocked,
     ColumnReduction,
@@ -19,6 +20,7 @@ from smelt.kernel.tune.schedules import (
     Gemm,
     KernelKey,
     Schedule,
+    TensorTile,
     Winograd,
     bands_of,
     patches_of,
@@ -30,6 +32,7 @@ from smelt.target import TileShape
 CALL = 40.0  # cycles of one micro-kernel call besides its K-loop
 CHUNK = 400.0  # of one chunk: bounds, and the loops around it
 FLOAT = 4
+TENSOR_ROWS, MULTIPROCESSORS = 128, 132  # of a tile on tensor cores; of a large GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,10 @@ def predict_cost(key: KernelKey, schedule: Schedule, machine: Machine) -> float:
             return (expand + depthwise + CHUNK * chunks) * _idle(chunks, machine.cores)
         case ColumnReduction(columns):
             return 1.0 + 8.0 / columns + columns / 8192
+        case TensorTile(columns):
+            wide = columns or USUAL_COLUMNS
+            tiles = key["groups"] * -(-key["rows"] // TENSOR_ROWS) * -(-key["columns"] // wide)
+            return -(-tiles // MULTIPROCESSORS) * key["depth"] * (wide + TENSOR_ROWS) / 64
         case AttentionBlock(queries):
             block = queries or key["width"]
             blocks = -(-key["queries"] // block)

@@ -25,6 +25,7 @@ CALL_ROWS = (12, 24, 48, 96, 192)  # candidates
 PIXEL_BLOCK = 96  # pixels of a long row that share one pass over a K-block
 MAX_PATCHES = 128  # Winograd patches whose sums fit on a stack
 ROW_BLOCKS = (12, 24, 36, 48, 72, 96, 144, 192, 288, 384, 576, 768)  # candidates
+TENSOR_COLUMNS, USUAL_COLUMNS = (64, 128, 256), 128  # candidates for tensor cores
 
 # Cost of a row block besides its arithmetic, in rows: loading a B panel costs 1 + depth / PANEL_STEPS, at most MAX_LOAD
 # (the rest of a deep panel is prefetched). ROW_GROWTH: rows get more expensive as their sums leave the L1 cache.
@@ -87,9 +88,15 @@ class AttentionBlock(Frozen):
     queries: int = 0
 
 
+class TensorTile(Frozen):
+    """Columns of a block's tile on tensor cores; 0: as many as leave enough blocks for a whole GPU."""
+
+    columns: int = 0
+
+
 B = TypeVar("B", Gemm, Conv, Winograd)
 Blocked: TypeAlias = Gemm | Conv | Winograd
-Schedule: TypeAlias = Blocked | Depthwise | ExpandDepthwise | ColumnReduction | AttentionBlock
+Schedule: TypeAlias = Blocked | Depthwise | ExpandDepthwise | ColumnReduction | AttentionBlock | TensorTile
 
 # Kind: (record, revision, numbers of the key). The revision changes with the builder: measurements of an older one are
 # ignored.
@@ -101,6 +108,7 @@ KINDS: dict[str, tuple[type[Schedule], int, str]] = {
     "expand_depthwise": (ExpandDepthwise, 2, "batch rows pixels across depth panels width taps stride window_rows"),
     "column_reduction": (ColumnReduction, 2, "outer rows columns bytes"),
     "attention": (AttentionBlock, 2, "heads queries keys depth values masks width"),
+    "tensor_gemm": (TensorTile, 1, "groups rows depth columns bits"),
 }
 
 
@@ -201,6 +209,8 @@ def default_schedule(key: KernelKey) -> Schedule:
             return ColumnReduction()
         case "attention":
             return AttentionBlock()
+        case "tensor_gemm":
+            return TensorTile()
     raise AssertionError(key.kind)
 
 
@@ -290,6 +300,8 @@ def _candidates(key: KernelKey, tile: TileShape) -> Iterable[Schedule]:
             return (ColumnReduction(n) for n in (16, 32, 128, 256, 512))
         case "attention":
             return (AttentionBlock(n) for n in range(tile.lanes, key["width"], tile.lanes))
+        case "tensor_gemm":
+            return map(TensorTile, TENSOR_COLUMNS)
     raise AssertionError(key.kind)
 
 
@@ -337,6 +349,8 @@ def effect_of(key: KernelKey, schedule: Schedule, tile: TileShape) -> tuple[Any,
         case AttentionBlock(queries):
             block = queries or key["width"]
             return (min(block, tile.lanes * -(-key["queries"] // tile.lanes)),)
+        case TensorTile(columns):
+            return (columns,)
 
 
 def rows_of(key: KernelKey, schedule: Gemm) -> int:
@@ -399,6 +413,8 @@ def features(key: KernelKey, schedule: Schedule) -> tuple[float, ...]:
             return log2(patches_of(key, schedule) + 1), 2 * log2(call_rows), 2.0 * first
         case Depthwise(number) | ColumnReduction(number) | AttentionBlock(number):
             return (log2((number or key["width"]) + 1),)
+        case TensorTile(number):
+            return (log2(number or USUAL_COLUMNS),)
 
 
 def scale_of(key: KernelKey) -> tuple[float, ...]:
