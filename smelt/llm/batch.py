@@ -192,6 +192,19 @@ class Batch:
         assert self.sliding is not None
         return replace(self, table=self.sliding).places[0]
 
+    def select(self, sequences: Array) -> Batch:
+        """The batch of some of its sequences; their rows stay in order."""
+        chosen = np.isin(self.sequence, sequences)
+        number = np.cumsum(chosen) - 1  # of each token, in the new batch
+        rows = self.rows[chosen[self.rows]]
+        return Batch(
+            self.tokens[chosen],
+            np.searchsorted(sequences, self.sequence[chosen]).astype(np.int32),
+            self.position[chosen],
+            self.table[sequences],
+            number[rows].astype(np.int32),
+        )
+
     def pad(self) -> Batch:
         """Every size rounded up to a power of two."""
         tokens, rows = round_up(len(self.tokens)), round_up(len(self.rows))

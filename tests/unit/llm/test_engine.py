@@ -20,7 +20,9 @@ from smelt.cli.inspect import inspect
 from smelt.errors import FileError, MemoryLimitError, ParseError, RunError, SmeltError
 from smelt.ir.cost import operations
 from smelt.llm import LanguageModel, Sampling, checkpoint
-from smelt.llm.step import step_program
+from smelt.llm.batch import Batch
+from smelt.llm.cache import Pool
+from smelt.llm.step import Step, step_program
 from smelt.size import evaluate
 from tests.llm_checkpoints import FIXTURE, Case, write_checkpoint
 from tests.llm_gguf import write_vocabulary
@@ -138,6 +140,28 @@ def test_a_device_decodes_in_runs_that_end_where_others_wait(folder: Path, monke
         stream.close()
         assert loaded.generate(prompts[1], max_tokens=lengths[1], ignore_end=True).ids == slow[2]
         assert loaded._engine.between_steps(lambda: loaded._engine.pool.pages.held) == 0
+
+
+def test_prompts_beside_others_are_read_one_by_one(folder: Path) -> None:
+    """On XLA: what one step of all tokens gives, and writes."""
+    with smelt.llm.load(folder, engine="pjrt", precision="f32") as loaded:
+        step: Any = loaded._step
+        tokens = CASE.tokens
+        parts = [([3], 2, [0], [0]), (tokens[:5], 0, [1], [2, 4]), (tokens[:3], 63, [2, 3], []), ([4], 0, [4], [0])]
+        batch = Batch.of(parts)
+        found = []
+        for run in (step.run, lambda *given: Step.run(step, *given)):
+            pool = Pool(loaded.config, step.put, 8)
+            pool.pages.used = 5
+            rows, pools = run(batch, pool.take())
+            content = [each.numpy() for pair in pools for each in pair]
+            found.append((rows.logits[:4], rows.states[:4], [rows.best(i) for i in range(4)], content))
+        (logits, states, best, content), (wanted, wanted_states, likeliest, wanted_content) = found
+        np.testing.assert_allclose(logits, wanted, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(states, wanted_states, rtol=1e-4, atol=1e-4)
+        assert best == likeliest
+        for ours, theirs in zip(content, wanted_content, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("cache", "close"), [("f16", 3e-3), ("bf16", 3e-2)])
