@@ -110,8 +110,10 @@ class Copy:
 
     def try_first(self, trial: Trial, coverage: CoverageMap, options: argparse.Namespace) -> None:
         tests = coverage.tests_of(trial.file, trial.mutant.lines, options.budget)
-        trial.outcome = "survived" if tests else "uncovered"
-        self.try_tests(trial, tests, options.limit)
+        if tests:
+            self.try_tests(trial, tests, options.limit)
+        else:
+            trial.outcome = "uncovered"
 
     def try_again(self, trial: Trial, coverage: CoverageMap, options: argparse.Namespace, budget: float) -> None:
         """The tests after those of the first try, then a sample of the suites."""
@@ -124,7 +126,7 @@ class Copy:
 
     def try_tests(self, trial: Trial, tests: list[str], limit: float, check: bool = False) -> None:
         """Run tests with a mutant. With `check`, and where they take too long, it is killed only if what failed passes
-        without it."""
+        without it. Nothing is known, and nothing changes, where the time of all mutants ends first."""
         start = time.monotonic()
         limit = min(limit, self.end - start)
         if not tests or limit <= 0:
@@ -138,6 +140,10 @@ class Copy:
             path.write_text(source)
         if outcome == "survived" or not (check or reason == LATE) or self.is_sound(noticed, limit, trial.file):
             trial.outcome, trial.reason = outcome, reason
+        elif time.monotonic() >= self.end:
+            return
+        else:
+            trial.outcome = trial.outcome or "survived"
         trial.tests += len(tests)
         trial.seconds = round(trial.seconds + time.monotonic() - start, 1)
 

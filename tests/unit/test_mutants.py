@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import time
 import tomllib
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -225,3 +227,17 @@ def test_tests_that_fail_or_are_slow_without_a_mutant_kill_nothing(
     assert (trial.outcome, trial.tests, copy.ends) == (outcome, 1, [])
     assert copy.mutated == [True, False][: len(ends)]
     assert (tmp_path / "a.py").read_text() == "x = a < b\n"
+
+
+def test_a_mutant_that_the_end_of_the_run_cuts_off_is_not_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.py").write_text("x = a < b\n")
+    for left, outcome, tests in ((1000.0, "survived", 1), (5.0, "", 0)):
+        trial = Trial("a.py", mutants_of("x = a < b\n")[0], "", "")
+        copy = Outcomes(tmp_path, ("killed", LATE), ("killed", LATE))
+        copy.end = left
+        clock = iter((0.0, *[9.0] * 9))
+        monkeypatch.setattr("tests.mutation.run.time", SimpleNamespace(monotonic=partial(next, clock)))
+        copy.try_tests(trial, ["a"], 10)
+        assert (trial.outcome, trial.tests) == (outcome, tests)
