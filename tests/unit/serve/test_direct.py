@@ -164,7 +164,7 @@ def test_a_known_head_changes_nothing(client: Client, name: str) -> None:
     whole = REQUESTS[name]()
     at = whole.index(b"\r\n\r\n") + 4
     first, other = request(), request({**JSON, "id": "another length"})
-    for before in ([first], [first, other], [whole]):
+    for before in ([first, other], [whole]):
         for pieces in ([whole], [whole[:at], whole[at:]], [whole[: at - 9], whole[at - 9 :]], [whole + first]):
             wires = [Wire(client), Wire(client, direct=False)]
             for wire in wires:
