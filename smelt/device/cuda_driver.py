@@ -38,9 +38,9 @@ def missing() -> str | None:
     try:
         (status,) = api.cuInit(0)
     except Exception as error:  # no library of the driver, or an old one: the type differs between package versions
-        return (
-            f"no NVIDIA driver ({str(error).splitlines()[0][:100] if str(error) else type(error).__name__}): {DRIVER}"
-        )
+        if str(error).startswith("Function "):  # … "cuName" not found
+            return f"the NVIDIA driver is too old ({error}): update it"
+        return f"no NVIDIA driver: {DRIVER}"
     if status != api.CUresult.CUDA_SUCCESS:
         return explain_setup(status)
     return explain_version(version()) or (None if count() else f"no NVIDIA GPU: {DRIVER}")

@@ -34,3 +34,21 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "smelt[cuda]" in str(cuda_driver.missing())
     assert "smelt[cuda]" in str(cuda_compile.missing())
     assert registry.find_target("sm_90").language == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ('Function "cuInit" not found', "the NVIDIA driver is too old"),
+        ("a long story\nof folders", "no NVIDIA driver: "),
+    ],
+)
+def test_a_driver_that_cannot_be_opened(said: str, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    api = pytest.importorskip("cuda.bindings.driver")
+
+    def init(flags: int) -> None:
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(api, "cuInit", init)
+    assert str(cuda_driver.missing()).startswith(found)
+    assert "story" not in str(cuda_driver.missing())
