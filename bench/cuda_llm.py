@@ -2,6 +2,7 @@
 
     step    `examples/llama_gpu.py` at batch 1, 8, 32: tokens, caches and logits stay on the device
     overlap the same, where kernels read their weights before the kernel in front of them ends
+    alone   the same, where no launch prefetches the weights of the next product
     engine  `smelt.llm`: the step of a decoder over pages, with logits on the host, as requests are served
 
 Weights are random. Each case runs in a process of its own with a time limit, few layers first, and is written to FILE
@@ -25,6 +26,7 @@ import numpy as np
 
 from examples.llama_gpu import SMALL, Llama, Sizes, _random, compiled_step, steps
 from smelt.device import host_plan
+from smelt.kernel.emit import plan_json
 
 ROOT = Path(__file__).resolve().parents[1]
 WARM, STEPS = 6, 32
@@ -176,7 +178,12 @@ def run_overlap(sizes: Sizes, batch: int) -> dict[str, Any]:
     return run_step(sizes, batch)
 
 
-RUN = {"step": run_step, "overlap": run_overlap, "engine": run_engine}
+def run_alone(sizes: Sizes, batch: int) -> dict[str, Any]:
+    plan_json.MOST_PREFETCHED = 0
+    return run_step(sizes, batch)
+
+
+RUN = {"step": run_step, "overlap": run_overlap, "alone": run_alone, "engine": run_engine}
 
 
 def main() -> int:
