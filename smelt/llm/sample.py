@@ -252,6 +252,6 @@ def _nucleus(probabilities: Array, share: float) -> Array:
 def _typical(scores: Array, share: float) -> Array:
     logs = log_softmax(scores)
     probabilities = np.exp(logs)
-    surprise = -np.where(probabilities > 0, probabilities * logs, 0).sum()
+    surprise = -(probabilities * logs).sum()  # scores are finite
     distance = np.where(probabilities > 0, np.abs(-logs - surprise), np.inf)
     return _first_reaching(-distance, probabilities, share)

@@ -11,7 +11,7 @@ import pytest
 import smelt
 from smelt.errors import RunError
 from smelt.llm.draw import Draw, draw_tokens
-from smelt.llm.sample import Sampler, Sampling, survivors
+from smelt.llm.sample import Sampler, Sampling, _typical, survivors
 from smelt.llm.stops import Stops
 
 SCORES = np.array([2.0, 1.0, 0.5, -1.0, 3.0, 3.0], np.float32)
@@ -155,3 +155,12 @@ def test_stop_strings_end_a_stream_wherever_pieces_are_cut() -> None:
 def test_a_repetition_penalty_before_anything_was_seen() -> None:
     for prompt in ([], [99]):  # 99 is no token of this vocabulary
         assert Sampler(Sampling(repetition_penalty=2.0), prompt, 6).choose(SCORES, 0).token == 4
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
+def test_tokens_that_hardly_ever_come_change_nothing_about_typical_ones(share: float) -> None:
+    scores = np.array([2.0, 1.0, 0.5, -1.0, -3.0], np.float32)
+    rare = np.concatenate([scores[:2], np.array([-1e4], np.float32), scores[2:]])
+    found = _typical(rare, share)
+    assert not found[2]
+    np.testing.assert_array_equal(np.delete(found, 2), _typical(scores, share))

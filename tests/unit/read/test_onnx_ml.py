@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from smelt.dtype import Array
 from smelt.errors import ParseError, ShapeError, SmeltError, UnsupportedError
 from smelt.ir.attributes import Int
 from smelt.read.onnx import StaticError
+from smelt.read.onnx.ops import trees
 from tests.unit.read.peer import node_model, ours, same, theirs
 
 ML = "ai.onnx.ml"
@@ -775,3 +777,23 @@ def test_pipelines(tmp_path: Path, seed: int, name: str) -> None:
                 keys = [key.value if isinstance(key, Int) else key for key in note["smelt.keys"]]
                 expected[i] = np.array([[row[key] for key in keys] for row in expected[i]], np.float32)
         same(found, expected, rtol=5e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("given", "lists"),
+    [([1, 2, np.nan, 5], [[1, 2], [5, np.nan]]), ([1, np.nan, 5, np.nan], [[1], [5]]), ([np.nan, 5], [[np.nan], [5]]),
+     ([1, np.nan], None), ([1, 2], None)],
+)  # fmt: skip
+def test_lists_of_members_end_with_a_nan_but_the_last(given: list[float], lists: list[list[float]] | None) -> None:
+    graph: Any = SimpleNamespace(numbers=lambda values, what: np.array(values))
+    modes = np.array([0, trees._MEMBER, 2, trees._MEMBER])
+    values: Any = given
+    if lists is None:
+        with pytest.raises(ParseError, match="'membership_values'") as caught:
+            trees._members(graph, values, modes, "TreeEnsemble")
+        assert caught.value.expected == "2 lists"
+        return
+    found = trees._members(graph, values, modes, "TreeEnsemble")
+    assert found is not None
+    np.testing.assert_array_equal(found[[1, 3]], np.array(lists))
+    assert np.isnan(found[[0, 2]]).all()

@@ -95,6 +95,17 @@ def test_wrong_json(name: str) -> None:
         from_json("x", kind, shape, json.dumps(data).encode(), MOST)
 
 
+@pytest.mark.parametrize("size", [-1, 9, True, "8", 8.0, None])
+def test_sizes_of_binary_tensors(size: Any) -> None:
+    head = json.dumps({"inputs": [{"name": "x", "shape": [4], "datatype": "INT16",
+                                   "parameters": {"binary_data_size": size}}]}).encode()  # fmt: skip
+    message = "x: there is no data" if size is None else "x: binary_data_size does not fit the body"
+    with pytest.raises(RequestError, match=message) as caught:
+        parse(head + bytes(8), str(len(head)).encode(), 100)
+    if size is not None:
+        assert (caught.value.expected, caught.value.got) == ("0 to 8 bytes", repr(size))
+
+
 def test_wrong_bytes() -> None:
     for kind, shape, data, message in [
         ("FP32", [2], b"\0" * 7, "8 bytes for"),
