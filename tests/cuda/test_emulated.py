@@ -566,7 +566,7 @@ def test_tune(emulated: EmulatedCuda, tmp_path: Path, monkeypatch: pytest.Monkey
     x, w = (random.standard_normal(sizes, np.float32).astype(half) for sizes in ((70, 32), (32, 130)))
     database = tuned.Database(tmp_path / "tuned.jsonl")
     weights, target = Weights.of({"w": HostBuffer.of(w)}), emulated.target()
-    found = tuning.tune(parse(text), weights, [x], 100.0, database=database, target=target)
+    found = tuning.tune(parse(text), weights, [x], 1e4, database=database, target=target)
     (finding,) = found.findings
     assert (finding.key.kind, finding.schedules) == ("tensor_gemm", 4)
     assert finding.tried == 3
