@@ -85,7 +85,7 @@ int main(int count, char **arguments) {
     int length = make_text(made, numbers), integers = !draw(3);
     char *text = text_end - length, *result = result_end - wanted * (integers ? 8 : 4);
     memcpy(text, made, (size_t)length);
-    if (!smelt_read_numbers(text, length, integers, wanted, result)) {
+    if (smelt_read_numbers(text, length, 0, integers, wanted, result) >= 0) {
       char *at = made;
       made[length] = 0, read++;
       for (int i = 0; i < wanted && !integers; i++)
