@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from smelt.errors import FileError
-from smelt.llm import chat
+from smelt.dtype import dtype, f32
+from smelt.errors import FileError, SmeltError, UnsupportedError
+from smelt.llm import chat, encoder
 from smelt.llm.cross_encoder import read_head
 from smelt.llm.language_model import LanguageModel
 from smelt.llm.pages import Pages
@@ -20,7 +21,8 @@ from smelt.llm.sample import Sampler, Sampling
 from smelt.llm.scheduler import Scheduler
 from smelt.llm.stops import Stops
 from smelt.llm.tails import LEAST, MOST, Tails
-from smelt.weights import Weights
+from smelt.shape import Shape
+from smelt.weights import Stored, Weights
 
 
 @pytest.fixture
@@ -339,3 +341,38 @@ def test_a_model_closes_its_engine_before_its_weights_once() -> None:
     model = load()
     del model
     assert closed == ["engine", "step"] * 3
+
+
+def test_weights_of_an_encoder() -> None:
+    """All of them, no others, under the names of today or of old files, as floats."""
+    config: Any = SimpleNamespace(layers=2)
+
+    def named(prefix: str = "", old: bool = False) -> dict[str, Stored]:
+        names = [
+            prefix + theirs.format(i=i, p=part)
+            for ours, theirs in encoder._NAMES.items()
+            for i in (range(2) if "{i}" in ours else (0,))
+            for part in (("weight", "bias") if "{p}" in ours else ("",))
+        ]
+        if old:
+            parts = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+            for new, before in parts.items():
+                names = [name.replace(new, before) for name in names]
+        return {name: Stored(Shape.of(f32, (1,)), lambda: np.zeros(1, np.float32)) for name in names}
+
+    count = len(named())
+    for stored in (named(), named("bert."), named("model."), named("roberta.", old=True)):
+        weights, formats = encoder.encoder_weights(Weights(stored, source="m"), config)
+        assert (len(weights), {*formats.values()}) == (count, {f32})
+    last = [*named()][-1]
+    short, long, whole = named(), named(), named()
+    del short[last]
+    long["more"] = whole[last] = Stored(Shape.of(dtype("i32"), (1,)), lambda: np.zeros(1, np.int32))
+    refused: list[tuple[dict[str, Stored], type[SmeltError], str]] = [
+        (short, FileError, "m: a tensor is missing"),
+        (long, FileError, "m: tensors that an encoder has no use for"),
+        (whole, UnsupportedError, "m: weights of an encoder are floats"),
+    ]
+    for stored, kind, message in refused:
+        with pytest.raises(kind, match=message):
+            encoder.encoder_weights(Weights(stored, source="m"), config)
