@@ -635,3 +635,13 @@ def test_drivers_that_are_too_old() -> None:
 def test_answers_of_the_driver() -> None:
     assert _check(("CUDA_SUCCESS", 5), "") == 5
     assert _check(("SUCCESS",), "") is None
+
+
+def test_sizes_that_a_call_is_refused_for() -> None:
+    entry = Entry("f", (), (), ("N",), (), (SizeCheck("N <= 2", "first"), SizeCheck("N <= 3", "second")))
+    for check, why, expected in ((0, "first", "N <= 2"), (1, "second", "N <= 3")):
+        refused = entry.refuse(check, {"N": 9})
+        assert isinstance(refused, SizeError)
+        assert (refused.message, refused.expected) == (why, expected)
+        assert "9" in str(refused.got)
+    assert entry.refuse(TOO_LARGE - 1, {"N": 9}).message == "a size is too large for any machine"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from smelt.device import cache, peak, processor
+from smelt.device import cache, cpu, peak, processor
 from smelt.device.peak import FOOTPRINTS, SLICE, UNROLL, Peaks
 from smelt.device.processor import describe_processor, has_pairs, list_absent
 from smelt.errors import DeviceError
@@ -178,3 +178,18 @@ def test_probes_take_the_best(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         later.probe_ends()
         assert (len(later._flops), later._best["flops"]) == (probes, 2.0 if again else 8.0)
     assert peak._key(3) != peak._key(4)
+
+
+def test_caches_of_the_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The local one is in the temporary folder; the global one only where the user's cannot be written."""
+    monkeypatch.delenv("ZIG_GLOBAL_CACHE_DIR", raising=False)
+    monkeypatch.setenv("KEPT", "yes")
+    monkeypatch.setattr(cache, "cache_home", lambda: tmp_path / "home")
+    made = cpu.zig_environment(tmp_path)
+    assert made["ZIG_LOCAL_CACHE_DIR"] == str(tmp_path / "local")
+    assert "ZIG_GLOBAL_CACHE_DIR" not in made
+    assert made["KEPT"] == "yes"
+    monkeypatch.setattr(cache, "cache_home", lambda: None)
+    assert cpu.zig_environment(tmp_path)["ZIG_GLOBAL_CACHE_DIR"] == str(tmp_path / "global")
+    monkeypatch.setenv("ZIG_GLOBAL_CACHE_DIR", "chosen")
+    assert cpu.zig_environment(tmp_path)["ZIG_GLOBAL_CACHE_DIR"] == "chosen"

@@ -16,6 +16,8 @@ from smelt.engine.choose_device import Work, choose_device
 from smelt.errors import UnsupportedError
 from smelt.ir.core import Program
 from smelt.ir.text import parse
+from smelt.shape import Shape
+from smelt.size import parse_size
 from smelt.weights import Weights
 
 
@@ -121,3 +123,10 @@ def test_a_device_that_refuses_the_program(monkeypatch: pytest.MonkeyPatch, capl
     assert "because cuda refused: no kernel for it" in caplog.text
     model.model_of(product(2, 4), Weights.of({"w": w}), engine="auto", memory_limit="1GB")
     assert asked[2:] == ["auto"]  # a limit is one of host memory
+
+
+def test_unknown_sizes_count_as_one() -> None:
+    size = parse_size("3*N + M")
+    assert [choosing._number(size, known) for known in ({}, {"N": 4}, {"N": 4, "M": 5})] == [4, 13, 17]
+    shape = Shape("f16", "N", 5)
+    assert [choosing._bytes(shape, known) for known in ({}, {"N": 4}, {"N": 0})] == [10, 40, 0]

@@ -111,3 +111,27 @@ def test_a_window_with_stride_zero_is_rejected() -> None:
 def test_dynamic_top_k(count: int) -> None:
     rows = np.array([[3, 1, 3, 2], [-0.0, 0.0, -1, np.inf], [5, 6, 7, 8]], np.float32)
     same(LARGEST, rows, np.zeros(count, np.int32))
+
+
+BITS = """
+func.func @main(%s: tensor<{words}xui64>, %n: tensor<1xi64>) -> (tensor<{words}xui64>, tensor<?xui32>) {{
+  %0:2 = "stablehlo.custom_call"(%s, %n) {{call_target_name = "stablehlo.dynamic_rng_bit_generator"{attribute}}}
+    : (tensor<{words}xui64>, tensor<1xi64>) -> (tensor<{words}xui64>, tensor<?xui32>)
+  return %0#0, %0#1 : tensor<{words}xui64>, tensor<?xui32>
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("attribute", "words", "name"),
+    [
+        ("", 2, "DEFAULT"),
+        (", rng_algorithm = #stablehlo<rng_algorithm THREE_FRY>", 2, "THREE_FRY"),
+        (", rng_algorithm = #stablehlo<rng_algorithm PHILOX>", 3, "PHILOX"),
+        (", rng_algorithm = #stablehlo<rng_algorithm DEFAULT>", 2, "DEFAULT"),
+    ],
+)
+def test_dynamic_bits_keep_their_algorithm(attribute: str, words: int, name: str) -> None:
+    lowered, _ = pipeline.run(parse(BITS.format(attribute=attribute, words=words)), target=BASELINE)
+    found = [op.attrs["rng_algorithm"] for op in walk(lowered.main.body) if op.name == "stablehlo.rng_bit_generator"]
+    assert found == [name]

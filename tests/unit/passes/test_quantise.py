@@ -16,8 +16,9 @@ from smelt.ir.attributes import ConvDims, DotDims
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program
 from smelt.ir.interpret import run
+from smelt.ir.rewrite import Edit
 from smelt.ir.text import print_program
-from smelt.passes.quantise import with_precision
+from smelt.passes.quantise import _is_non_negative, with_precision
 from smelt.passes.split_prepare import WEIGHT
 from smelt.shape import Shape
 from smelt.weights import Weights
@@ -175,3 +176,18 @@ def test_f32_changes_nothing() -> None:
 def test_unsupported_precision_is_rejected(precision: str) -> None:
     with pytest.raises(UnsupportedError, match="int8"):
         with_precision(matrix_product(8, 64, 64), precision)
+
+
+@pytest.mark.parametrize(
+    ("bound", "wanted"), [([0.0, 0.0], True), ([0.0, 2.0], True), ([0.0, -0.5], False), ([-1.0, -1.0], False)]
+)
+def test_values_that_are_known_not_to_be_negative(bound: list[float], wanted: bool) -> None:
+    """The larger of a value and constants of at least 0; a value that is clamped to them from below."""
+    f = FuncBuilder("main", [Shape("f32", 2)])
+    x, low, high = f.args[0], f.constant(np.array(bound, np.float32)), f.full(9.0, Shape("f32", 2))
+    values = [f.maximum(x, low), f.maximum(low, x), f.clamp(low, x, high), f.reshape(f.maximum(x, low), result=x.shape)]
+    others = [f.minimum(x, low), f.clamp(f.negate(high), x, high), f.add(x, low), x, f.maximum(x, x)]
+    edit = Edit(f.func(*values, *others, sure := f.logistic(x)), {})
+    assert [_is_non_negative(edit, value) for value in values] == [wanted] * len(values)
+    assert [_is_non_negative(edit, value) for value in others] == [False] * len(others)
+    assert _is_non_negative(edit, sure)

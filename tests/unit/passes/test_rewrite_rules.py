@@ -6,13 +6,16 @@ import numpy as np
 import pytest
 
 from smelt.dtype import Array, dtype
+from smelt.ir.build import FuncBuilder
 from smelt.ir.cast import cast
 from smelt.ir.core import Program
 from smelt.ir.interpret import run
 from smelt.ir.rewrite import Edit, Rule, rewrite
 from smelt.ir.verify import verify
+from smelt.passes import pipeline
 from smelt.passes.canonicalise import CANONICALISE
 from smelt.passes.simplify import SIMPLIFY, _holds
+from smelt.shape import Shape
 from tests.unit.passes.recipes import RECIPES, Draw
 
 RULES = CANONICALISE + SIMPLIFY
@@ -96,3 +99,25 @@ def test_which_types_hold_others():
     for pairs, holds in ((HOLD, True), (LOSE, False)):
         for pair in pairs.split():
             assert _holds(*map(dtype, pair.split(">"))) is holds, pair
+
+
+SLICES = {  # the second slice, after x[0:2] of a vector of 6: (source, start, limit, stride), and whether they are one
+    "adjacent": ((0, 2, 5, 1), True),
+    "of another value": ((1, 2, 5, 1), False),
+    "with a gap": ((0, 3, 5, 1), False),
+    "that overlaps": ((0, 1, 5, 1), False),
+    "with a stride": ((0, 2, 6, 2), False),
+}
+
+
+@pytest.mark.parametrize("name", SLICES)
+def test_slices_that_follow_each_other(name: str) -> None:
+    (source, start, limit, stride), joined = SLICES[name]
+    f = FuncBuilder("main", [Shape("f32", 6), Shape("f32", 6)])
+    first = f.slice(f.args[0], start_indices=(0,), limit_indices=(2,), strides=(1,))
+    second = f.slice(f.args[source], start_indices=(start,), limit_indices=(limit,), strides=(stride,))
+    program = Program.of(f.func(f.concatenate(first, second, dimension=0)))
+    after = pipeline.per_function(lambda edit: rewrite(edit, SIMPLIFY))(program)
+    given = [np.arange(6, dtype=np.float32), np.arange(6, dtype=np.float32) + 10]
+    np.testing.assert_array_equal(run(after, given)[0], run(program, given)[0])
+    assert ("stablehlo.concatenate" not in {op.name for op in after.main.body.ops}) == joined
