@@ -76,6 +76,22 @@ def test_wrong_meshes_are_named() -> None:
         Mesh(data=0)
 
 
+@pytest.mark.parametrize(
+    ("partition", "tiles", "devices"),
+    [
+        (("data", None), [2, 1, 2], [0, 1, 2, 3]), ((None, "model"), [1, 2, 2], [0, 2, 1, 3]),
+        (("data", "model"), [2, 2], [0, 1, 2, 3]), (("model", "data"), [2, 2], [0, 2, 1, 3]),
+    ],
+)  # fmt: skip
+def test_tiles_of_a_partition(partition: tuple[str | None, ...], tiles: list[int], devices: list[int]) -> None:
+    """By hand: device 2 * data + model; what is not split is repeated along the last dimension of the tiles."""
+    client = MeshEngine("cpu", Mesh(data=2, model=2)).client
+    made = client.sharding(partition)._hlo_sharding
+    assert not made.is_replicated()
+    assert (list(made.tile_assignment_dimensions()), list(made.tile_assignment_devices())) == (tiles, devices)
+    assert client.sharding((None, None))._hlo_sharding.is_replicated()
+
+
 # ---- programs ----
 
 
