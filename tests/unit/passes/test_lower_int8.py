@@ -84,6 +84,7 @@ WINDOWS: dict[str, dict[str, Any]] = {
     "one by one": {"window": (1, 1), "padding": 0},
     "strides and holes": {"strides": (2, 3), "dilations": (2, 1)},
     "few channels": {"channels": 3, "window": (5, 3)},
+    "an image with holes": {"base": (2, 3), "padding": 0},
     "groups": {"channels": 8, "groups": 2, "features": 6},
     "groups of few channels": {"channels": 6, "groups": 2, "features": 6},
     "depthwise": {"channels": 8, "groups": 8, "features": 8},
@@ -106,7 +107,8 @@ def test_convolutions(left: str, seed: int) -> None:
         channels, groups, padding = chosen["channels"], chosen["groups"], chosen["padding"]
         x = integers(seed, left, 2, channels, 9, 11)
         w = integers(seed + 1, "int8", chosen["features"], channels // groups, *chosen["window"])
-        taps = {"rhs_dilation": chosen.get("dilations", (1, 1)), "feature_group_count": groups}
+        taps = {"rhs_dilation": chosen.get("dilations", (1, 1)), "lhs_dilation": chosen.get("base", (1, 1))}
+        taps["feature_group_count"] = groups
         edges = ((padding, padding),) * 2
         whole = (x.astype(np.int32), w.astype(np.int32))
         expected = np.asarray(lax.conv_general_dilated(*whole, chosen["strides"], edges, **taps))
