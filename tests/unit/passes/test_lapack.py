@@ -268,3 +268,11 @@ def test_options_that_are_no_letter_of_theirs_are_named(code: str, got: str):
     for engine in ("reference", "native"):
         with pytest.raises(UnsupportedError, match=rf"(?m)lapack_spotrf_ffi: uplo\n +expected L or U\n +got +{got}$"):
             model_of(parse(text), Weights({}), engine=engine).run({"x": np.eye(3, dtype=np.float32)})
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 1), (2, 2), (3, 2), (2, 3), (4, 3)])
+def test_singular_values_of_few_columns(sizes: tuple[int, int], seed: int) -> None:
+    """Two columns are one rotation, one column is none."""
+    x = np.random.default_rng(seed).standard_normal(sizes)
+    (s,) = run("reference", lambda x: jnp.linalg.svd(x, compute_uv=False), x)
+    np.testing.assert_allclose(s, np.linalg.svd(x, compute_uv=False), rtol=1e-13, atol=1e-14)
