@@ -6,6 +6,8 @@ import json
 import math
 from importlib.resources import files
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -14,7 +16,7 @@ from typer.testing import CliRunner
 
 from smelt.cli import profile as command
 from smelt.cli.main import app
-from smelt.cli.profile import Options, chrome_trace, table_of
+from smelt.cli.profile import Options, _notes, chrome_trace, table_of
 from smelt.cli.roofline import Point, roofline_svg
 from smelt.device import peak
 from smelt.device.peak import Meter, Peaks
@@ -297,3 +299,16 @@ def test_a_busy_machine_and_kernels_above_the_roof_are_said(digits: Profile) -> 
     notes = command._notes(digits, busy, table_of(digits, busy, each=False), sum(row["ms"] for row in rows))
     assert any("the machine was busy: half of the probes reached less than 50 %" in note for note in notes)
     assert any("beat the f32 roofline" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("lost", "milliseconds", "total", "message"),
+    [(0, 10.0, 10.0, None), (0, 10.0, 8.1, None), (0, 10.0, 7.9, "do not add up"), (0, 10.0, 12.1, "do not add up"),
+     (0, 0.1, 0.0, None), (0, 0.11, 0.0, "do not add up"), (3, 10.0, 1.0, "3 steps of a call did not fit")],
+)  # fmt: skip
+def test_times_that_do_not_add_up(lost: int, milliseconds: float, total: float, message: str | None) -> None:
+    found: Any = SimpleNamespace(lost=lost, milliseconds=milliseconds)
+    steady: Any = SimpleNamespace(steadiness=1.0)
+    notes = _notes(found, steady, [{"of_roofline": None}], total)
+    assert len(notes) == (message is not None)
+    assert message is None or message in notes[0]

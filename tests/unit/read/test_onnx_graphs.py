@@ -95,10 +95,10 @@ RUNS: list[tuple[str, dict[str, Any]]] = [
      "else_branch = b () => (float[n] q) { q = Neg (x) }>", {"inputs": "float[4] x, bool c"}),
     ("o = Optional (x)\nh = OptionalHasElement (o)\nf = Cast <to = 1> (h)\ng = OptionalGetElement (o)\n"
      "y = Add (f, g)", {}),
-    ("k = Constant <value_int: int = 3> ()\nt = Constant <value_ints: ints = [1]> ()\nc = Cast <to = 9> (t)\n"
-     "u, y = Loop <body = b (int64 i, bool g, float[m] s) => (bool h, float[m] r, float[m] d) "
-     "{ h = Identity (g)  r = Add (s, s)  f = Cast <to = 1> (i)  d = Mul (r, f) }> (k, , x)",
-     {"outputs": "float[n] u, float[n,m] y"}),
+    *((f"k = Constant <value_int: int = {count}> ()\n"
+       "u, y = Loop <body = b (int64 i, bool g, float[4] s) => (bool h, float[4] r, float[4] d) "
+       "{ h = Identity (g)  r = Add (s, s)  f = Cast <to = 1> (i)  d = Mul (r, f) }> (k, , x)",
+       {"outputs": "float[n] u, float[n,m] y"}) for count in (0, 1, 3)),
 ]  # fmt: skip
 
 

@@ -229,6 +229,8 @@ def _while(
         fixed = known_m.reshape(-1)[0] if known_m.dtype == object else max(0, int(known_m.reshape(-1)[0]))
     leading: Size = 0 if fixed is None else fixed
     buffers = [g.full(0, Shape.of(shape.element, (leading, *shape.sizes))) for shape in scans]
+    if fixed == 0:
+        return [*state, *(g.item(buffer) for buffer in buffers)]
     first = g.scalar(True, i1) if cond is None else g.reshape(g.value(cond), ())
     limit = None if M is None else g.reshape(g.value(M), ())
 
