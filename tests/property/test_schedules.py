@@ -16,7 +16,7 @@ import pytest
 from smelt.device import cpu
 from smelt.dtype import Array
 from smelt.engine import compile
-from smelt.engine.tune import Bench
+from smelt.engine.tune import Bench, TunableProgram
 from smelt.errors import SmeltError
 from smelt.ir.core import Program
 from smelt.ir.interpret import run
@@ -264,6 +264,7 @@ def test_run_time_tunables_give_the_same_bits(seed: int) -> None:
         bench = Bench(model.dynamic_program(), weights, calls[0])
         try:
             open_one = bench.tunables()
+            assert isinstance(open_one, TunableProgram)
             for lookup in dice(seed):
                 chosen = {key: lookup(key) for key in open_one.keys}
                 open_one.use(chosen)

@@ -188,6 +188,7 @@ def test_one_build_gives_the_bits_of_the_default_under_every_schedule(program: P
     bench = Bench(program, weights, inputs)
     try:
         built = bench.tunables()
+        assert isinstance(built, TunableProgram)
         forms = [legal_schedules(key, tile_shape(bench.target)) for key in built.keys]
         assert len(forms) == 2
         for turn in range(max(map(len, forms))):
