@@ -69,7 +69,7 @@ class Request:
         if len(data) > most:
             raise _too_large(most, len(data))
         encoding = self.headers.get(b"content-encoding")
-        return data if encoding in (None, b"identity") else _decompress(encoding, data, most)
+        return data if encoding is None else _decompress(encoding.decode("latin-1").lower(), data, most)
 
     async def _arriving(self, most: int, seconds: float) -> bytes:
         try:
@@ -178,11 +178,13 @@ def _too_large(most: int, got: int) -> TooLargeError:
     return TooLargeError("the body is too large", expected=f"at most {most} bytes", got=f"{got} bytes")
 
 
-def _decompress(encoding: bytes, data: bytes, most: int) -> bytes:
+def _decompress(encoding: str, data: bytes, most: int) -> bytes:
     """gzip or deflate; what would grow beyond the limit is refused before it does."""
-    if encoding not in (b"gzip", b"deflate"):
-        raise MediaTypeError("unknown Content-Encoding", expected="gzip, deflate or identity", got=encoding.decode())
-    for bits in (31,) if encoding == b"gzip" else (15, -15):  # deflate comes with and without zlib's header
+    if encoding == "identity":
+        return data
+    if encoding not in ("gzip", "deflate"):
+        raise MediaTypeError("unknown Content-Encoding", expected="gzip, deflate or identity", got=encoding[:40])
+    for bits in (31,) if encoding == "gzip" else (15, -15):  # deflate comes with and without zlib's header
         machine = zlib.decompressobj(bits)
         try:
             made = machine.decompress(data, most)
@@ -192,8 +194,10 @@ def _decompress(encoding: bytes, data: bytes, most: int) -> bytes:
             raise TooLargeError("the decompressed body is too large", expected=f"at most {most} bytes")
         if not machine.eof:
             break
+        if machine.unused_data:  # a proxy may read them as more of the body
+            raise RequestError(f"bytes are left over after the {encoding}", got=f"{len(machine.unused_data)} bytes")
         return made
-    raise RequestError(f"the body is no {encoding.decode()}")
+    raise RequestError(f"the body is no {encoding}")
 
 
 @dataclass(slots=True)

@@ -22,6 +22,7 @@ from smelt.serve.shared_memory import REGION, Regions
 from smelt.serve.tensors import from_bytes, from_json, narrow, read_tensor
 
 MOST_TEMPLATES = 256
+MOST_DIGITS = 18  # of a length
 LONGEST_TEMPLATE = 4096  # bytes of the JSON without its arrays
 Parsed = tuple["InferRequest", dict[str, Array]]
 
@@ -63,10 +64,7 @@ def parse(
     view = memoryview(body)
     head, raw = view, memoryview(b"")
     if header_length is not None:
-        try:
-            at = int(header_length)
-        except ValueError:
-            at = -1
+        at = _read_length(header_length)
         if not 0 <= at <= len(body):
             raise RequestError(
                 "Inference-Header-Content-Length does not fit the body",
@@ -107,6 +105,11 @@ def parse(
     if templates is not None and header_length is not None:
         templates.learn_binary(bytes(head), asked)
     return asked, inputs
+
+
+def _read_length(text: bytes) -> int:
+    """-1: it is none. Python refuses to read very long numbers, and takes signs, spaces and underscores."""
+    return int(text) if text.isdigit() and len(text) <= MOST_DIGITS else -1
 
 
 def _parse_numbers(body: bytes, most: int) -> tuple[InferRequest, dict[str, Array], list[bytes]] | None:
@@ -194,10 +197,8 @@ class Templates:
         if header_length is None:
             text = self._texts.get(body[: body.find(b"[", body.find(b'"data"'))])
             return None if text is None else text.read(body)
-        if not header_length.isdigit():
-            return None
-        start = int(header_length)
-        binary = self._binary.get(body[:start])
+        start = _read_length(header_length)
+        binary = self._binary.get(body[:start]) if start >= 0 else None
         return None if binary is None else binary.read(body, start)
 
     def learn_text(self, asked: InferRequest, inputs: Mapping[str, Array], texts: Sequence[bytes]) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -59,7 +58,7 @@ class Sockets:
         origin = headers.get(b"origin", b"").decode("latin-1")
         if not origin or self.config.allow_origin in ("*", origin):
             return True
-        return urlsplit(origin).netloc == headers.get(b"host", b"").decode("latin-1")
+        return origin.partition("://")[2] == headers.get(b"host", b"").decode("latin-1")
 
 
 class _Conversation:

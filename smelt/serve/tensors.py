@@ -42,8 +42,14 @@ def datatype(element: ElementType, labelled: bool = False) -> str | None:
 
 def check_shape(name: str, shape: Sequence[int], most: int) -> int:
     """The number of elements of a client's shape."""
-    if len(shape) > 32 or any(size < 0 for size in shape):
-        raise RequestError(f"{name}: no shape", expected="at most 32 sizes, none negative", got=list(shape)[:40])
+    if len(shape) > 32 or any(
+        not 0 <= size < 1 << 63 for size in shape
+    ):  # Python does not print all products of others
+        raise RequestError(
+            f"{name}: no shape",
+            expected="at most 32 sizes, none negative, of 63 bits",
+            got=repr(list(shape)[:40])[:200],
+        )
     count = prod(shape)
     if count > most:
         raise TooLargeError(f"{name}: too many elements", expected=f"at most {most}", got=count)

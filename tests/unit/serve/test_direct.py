@@ -10,6 +10,7 @@ import re
 import socket
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -126,10 +127,14 @@ REQUESTS: dict[str, Callable[[], bytes]] = {
     "no JSON": lambda: request(b"{"),
     "nested too deeply": lambda: request(b"[" * 9000),
     "a wrong shape": lambda: request({"inputs": [{**JSON["inputs"][0], "shape": [2, 64]}]}),
+    "a shape of many digits": lambda: request({"inputs": [{**JSON["inputs"][0], "shape": [10**1200] * 4}]}),
     "a wrong name": lambda: request({"inputs": [{**JSON["inputs"][0], "name": "x"}]}),
     "too large": lambda: request(b" " * 20_001),
     "compressed": lambda: request(gzip.compress(json.dumps(JSON).encode()), Content_Encoding="gzip"),
     "an unknown encoding": lambda: request(Content_Encoding="br"),
+    "an encoding that is no UTF-8": lambda: request(Content_Encoding="@").replace(b"Encoding: @", b"Encoding: \xff"),
+    "an encoding in capitals": lambda: request(gzip.compress(json.dumps(JSON).encode()), Content_Encoding="GZIP"),
+    "a length of many digits": lambda: request(**{HEADER: "9" * 5000}),
     "a bad length": lambda: request(**{HEADER: "x"}),
     "a long timeout": lambda: request({**JSON, "parameters": {"timeout": 10**400}}),
     "a wrong timeout": lambda: request({**JSON, "parameters": {"timeout": -1}}),
@@ -174,6 +179,14 @@ def test_a_known_head_changes_nothing(client: Client, name: str) -> None:
             answers = [re.split(rb"(?=HTTP/1\.1 [245])", wire.receive(*pieces))[1:] for wire in wires]
             assert [_normal(each) for each in answers[0]] == [_normal(each) for each in answers[1]]
             assert wires[0].closed == wires[1].closed
+
+
+@pytest.mark.parametrize("kind", ["gzip", "deflate"])
+def test_nothing_may_follow_a_compressed_body(client: Client, kind: str) -> None:
+    """A reader before this one may take it for more of the body."""
+    packed = (gzip.compress if kind == "gzip" else zlib.compress)(json.dumps(JSON).encode())
+    for more, status in ((b"", b"200"), (b"x", b"400"), (packed, b"400")):
+        assert Wire(client).receive(request(packed + more, Content_Encoding=kind))[9:12] == status
 
 
 def test_only_the_length_of_a_known_head_may_differ(client: Client) -> None:
