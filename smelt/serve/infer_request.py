@@ -61,8 +61,7 @@ def parse(
     known = None if templates is None else templates.read(body, header_length)
     if known is not None:
         return known
-    view = memoryview(body)
-    head, raw = view, memoryview(b"")
+    head, raw = body, memoryview(b"")
     if header_length is not None:
         at = _read_length(header_length)
         if not 0 <= at <= len(body):
@@ -71,7 +70,7 @@ def parse(
                 expected=f"0 to {len(body)}",
                 got=header_length.decode("latin-1")[:40],
             )
-        head, raw = view[:at], view[at:]
+        head, raw = body[:at], memoryview(body)[at:]  # what is remembered of the JSON does not keep the tensors
     else:
         quick = _parse_numbers(body, most)
         if quick is not None:
@@ -103,7 +102,7 @@ def parse(
     if len(raw):
         raise RequestError("bytes are left over after the last tensor", got=f"{len(raw)} bytes")
     if templates is not None and header_length is not None:
-        templates.learn_binary(bytes(head), asked)
+        templates.learn_binary(head, asked)
     return asked, inputs
 
 

@@ -159,7 +159,8 @@ def test_mistakes_do_not_end_the_connection(client: Client, asked: dict[str, Any
 
 def test_other_sites_are_refused(client: Client) -> None:
     headers: dict[str, Any] = {"authorization": "Bearer all", "host": "127.0.0.1:8000"}
-    assert converse(client, [], origin="https://evil.example", **headers) == [{"type": "websocket.close", "code": 1008}]
+    for origin in ("https://evil.example", "null", "http://[", "http://"):
+        assert converse(client, [], origin=origin, **headers) == [{"type": "websocket.close", "code": 1008}]
     assert converse(client, [ASK], origin="http://127.0.0.1:8000", **headers)[-1]["type"] == "done"
 
 

@@ -7,6 +7,7 @@ import math
 import random
 import re
 import struct
+import sys
 from typing import Any
 
 import ml_dtypes
@@ -271,3 +272,14 @@ def test_what_is_read_by_a_template_is_read_as_before(seed: int) -> None:
     _outcome(_request(TENSOR, before=f'"id": "{"x" * LONGEST_TEMPLATE}", ').encode(), None, templates)
     assert len(templates._texts) <= MOST_TEMPLATES
     assert all(len(text) < LONGEST_TEMPLATE for text in templates._texts)
+
+
+def test_what_is_remembered_does_not_keep_the_body() -> None:
+    """Clients choose its size: 256 of the largest are more than a machine has."""
+    tensor = {"name": "x", "shape": [9], "datatype": "UINT8", "parameters": {"binary_data_size": 9}, "data": [0]}
+    text = json.dumps({"inputs": [tensor]}).encode()
+    body, templates = text + bytes(9), Templates()
+    before = sys.getrefcount(body)
+    parse(body, b"%d" % len(text), 100, None, templates)
+    assert templates.read(body, b"%d" % len(text)) is not None
+    assert sys.getrefcount(body) == before
