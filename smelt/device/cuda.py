@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import json
 import math
+import re
 import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -87,13 +88,15 @@ class Module:
             images = [code[a:b] for a, b in itertools.pairwise(ends)]
             self.programs: dict[str, Any] = held["programs"]
             self.machine = str(held.get("machine", ""))
-        except (struct.error, ValueError, KeyError, TypeError) as error:
+            steps = [each["steps"] for each in self.programs.values() if "steps" in each]
+            needed = max((int(launch["shared"]) for each in steps for launch in list_launches(each)), default=0)
+        except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DeviceError("this is no code for a GPU", got=error, remedy=REMEDY) from error
-        if magic != MAGIC or ends[-1] != len(code):
+        if magic != MAGIC or ends[-1] != len(code) or min(lengths, default=0) < 0:
             raise DeviceError("this is no code for a GPU", got=f"{len(code)} bytes", remedy=REMEDY)
         self.driver = driver
         self.plans: dict[str, PlanProgram] = {}
-        self._check_shared_memory()
+        self._check_shared_memory(needed)
         cubins, ptx = images[: len(held["images"])], images[len(held["images"]) :]
         runs = not self.machine or runs_natively(self.machine, driver.capability)
         if not (runs or ptx):
@@ -101,10 +104,8 @@ class Module:
             raise DeviceError("the code has no PTX for later chips", expected=self.machine, got=got, remedy=REMEDY)
         self._modules = [driver.load(image) for image in (cubins if runs else ptx)]
 
-    def _check_shared_memory(self) -> None:
+    def _check_shared_memory(self, needed: int) -> None:
         """Chips of one generation differ in it."""
-        steps = [each["steps"] for each in self.programs.values() if "steps" in each]
-        needed = max((launch["shared"] for each in steps for launch in list_launches(each)), default=0)
         if needed > ALWAYS and needed > (there := self.driver.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")):
             raise DeviceError(
                 "the code takes more shared memory than this GPU has",
@@ -123,8 +124,8 @@ class Module:
 
 def capability_of(machine: str) -> tuple[int, int] | None:
     """sm_90 → (9, 0); None for a name of another kind."""
-    number = machine.removeprefix("sm_")
-    return (int(number[:-1]), int(number[-1])) if number.isdigit() and len(number) > 1 else None
+    found = re.fullmatch(r"sm_([0-9]{1,3})([0-9])", machine)
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def runs_natively(machine: str, here: tuple[int, int]) -> bool:

@@ -14,9 +14,11 @@ from smelt.buffer import HostBuffer, in_thread
 from smelt.device.dlpack import CUDA, Imported, export_array, import_array
 from smelt.device.driver import Driver
 from smelt.dtype import Array, ElementType
-from smelt.errors import RunError, SmeltError
+from smelt.errors import RunError
+from smelt.guard import Guard
 from smelt.shape import Shape
 
+ALIGN = 16  # bytes: kernels read and write that much at once
 NO_STREAM = -1  # of DLPack: the caller cares for the order itself
 KEEP = "keep=True, or .copy() before the call"
 
@@ -68,28 +70,6 @@ class Borrowed:
     def __del__(self) -> None:
         if hasattr(self, "_stream") and self._stream != NO_STREAM and not sys.is_finalizing():
             self._driver.follow(self._stream)
-
-
-class Guard:
-    """Checks of a call that are judged when a result is read: `judge` raises where one failed."""
-
-    __slots__ = ("_judge", "_notes", "error")
-
-    def __init__(self, notes: GpuBuffer, judge: Callable[[Array], None]) -> None:
-        self._notes: GpuBuffer | None = notes
-        self._judge = judge
-        self.error: SmeltError | None = None
-
-    def __call__(self) -> None:
-        notes = self._notes
-        if notes is not None:
-            try:
-                self._judge(notes.numpy())
-            except SmeltError as error:
-                self.error = error
-            self._notes = None
-        if self.error is not None:
-            raise self.error
 
 
 class GpuBuffer:
@@ -148,11 +128,11 @@ class GpuBuffer:
     def wait(self) -> GpuBuffer:
         _ = self.block
         self.client.wait()
-        self._judge()
+        self.judge()
         return self
 
-    def _judge(self) -> None:
-        """Raise what a check of the call that made it found."""
+    def judge(self) -> None:
+        """Raise what a check found of the call that made it, or of an earlier one whose results that call took."""
         if self.guard is not None:
             self.guard()
 
@@ -162,7 +142,7 @@ class GpuBuffer:
     def numpy(self) -> Array:
         array = np.empty(self.shape.numbers(), self.dtype)
         self.client.download(array, self.address)
-        self._judge()
+        self.judge()
         return array
 
     def to_host(self) -> HostBuffer:
@@ -209,14 +189,16 @@ class GpuBuffer:
 
     @staticmethod
     def from_dlpack(client: Driver, given: Any, what: str) -> GpuBuffer:
-        """The memory of another library's array on this device, without a copy."""
+        """The memory of another library's array on this device; a copy where kernels could not read it: a part of a
+        larger array may begin anywhere."""
         try:
             capsule = given.__dlpack__(stream=client.stream)  # their work is in front of ours
         except TypeError:  # it knows no streams
             capsule = given.__dlpack__()
             client.follow(None)
         found = import_array(capsule, what)
-        return GpuBuffer(client, static_shape(found.element, found.sizes), Lent(client, found))
+        made = GpuBuffer(client, static_shape(found.element, found.sizes), Lent(client, found))
+        return made if found.address % ALIGN == 0 else made.copy()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.array(self.numpy(), dtype=dtype)

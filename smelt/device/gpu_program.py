@@ -21,10 +21,11 @@ from smelt.device.api import Arrays, Memory
 from smelt.device.dlpack import CUDA
 from smelt.device.driver import Driver
 from smelt.device.entry import Entry, solve_symbols
-from smelt.device.gpu_buffer import Block, GpuBuffer, Guard, static_shape
+from smelt.device.gpu_buffer import Block, GpuBuffer, static_shape
 from smelt.device.host_plan import PlanError, PlanProgram, Run, Sized
 from smelt.dtype import Array, ui8
 from smelt.errors import CancelledError, MemoryLimitError, RunError, SmeltError
+from smelt.guard import guard_results, open_guards
 from smelt.shape import Shape
 from smelt.stop import Stop
 
@@ -107,6 +108,8 @@ class GpuProgram:
     def bind(self, arrays: Arrays, sizes: Mapping[str, int] = MappingProxyType({}), account: Any = None) -> GpuBound:
         each = zip(arrays, self.arguments, self.entry.names, strict=False)
         held = [bring(self.driver, array, shape, repr(name)) for array, shape, name in each]
+        for buffer in held:
+            buffer.judge()  # no call waits for them later
         return GpuBound(self, held, sizes, account)
 
 
@@ -242,26 +245,25 @@ class GpuBound:
             self._give_away(inputs)
         if run is not None and run.waits:
             self._await(run, end)
-        if notes is not None:
-            self._guard(known, notes, done, now=stop is not None)
+        if out is not None:
+            for result in done:
+                result.guard = None  # of an earlier call
+        before = open_guards(given)
+        if before or notes is not None:
+            judge = None if notes is None else partial(self._judge, known, notes)
+            guard = guard_results(done, judge, before)
+            if guard is not None and (stop is not None or not done):
+                guard()  # otherwise when a result is read
         return done
 
-    def _guard(self, known: Prepared, notes: GpuBuffer, results: Arrays, *, now: bool) -> None:
-        """Checks are judged when a result is read; `now` or where there is none they are judged here."""
-
-        def judge(found: Array) -> None:
-            try:
-                self._program.plan.judge(found, known.sized.numbers)
-            except PlanError as error:
-                explained = self._explain(error)
-                explained.started = True
-                raise explained from None
-
-        guard = Guard(notes, judge)
-        for result in results:
-            result.guard = guard
-        if now or not results:
-            guard()
+    def _judge(self, known: Prepared, notes: GpuBuffer) -> None:
+        """Raise where a check of a call failed."""
+        try:
+            self._program.plan.judge(notes.numpy(), known.sized.numbers)
+        except PlanError as error:
+            explained = self._explain(error)
+            explained.started = True
+            raise explained from None
 
     def _give_away(self, inputs: Arrays) -> None:
         for place in self._donated:
@@ -270,7 +272,9 @@ class GpuBound:
 
     def _known_call(self, inputs: Arrays) -> Prepared | None:
         """What is known of a call with buffers of these shapes; None where more must be checked."""
-        driver = self._program.driver
+        driver, wanted = self._program.driver, len(self._program.arguments) - len(self._addresses[0])
+        if len(inputs) != wanted:
+            return None
         for each in inputs:
             if type(each) is not GpuBuffer or each.client is not driver or each.at < 0:
                 return None

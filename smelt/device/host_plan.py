@@ -268,10 +268,8 @@ class Run:
                 arguments = [self.buffers[i] for i in each["buffers"]]
                 arguments += [self.numbers[i] for i in each["sizes"]]
                 function = self.program.functions[each["function"]]
-                if each.get("prefetch"):
-                    blocks = max(
-                        blocks, PREFETCHING
-                    )  # every multiprocessor prefetches; the others have nothing else to do
+                if each.get("prefetch") and not each["scratch"]:  # which every block would need
+                    blocks = max(blocks, PREFETCHING)  # blocks without iterations only prefetch
                 given = blocks, each["threads"], [*arguments, self.memory, *self.next_pieces(each)], each["shared"]
                 self.driver.launch(function, *given, overlap=OVERLAP and bool(each["awaits"]) and self.follows)
                 self.follows = True

@@ -259,7 +259,9 @@ class RemoteBuffer:
 
     def copy(self) -> RemoteBuffer:
         answer, _ = self.client.ask("copy", handle=self.handle)
-        return RemoteBuffer(answer["handle"], self.shape, self.client)
+        made = RemoteBuffer(answer["handle"], self.shape, self.client)
+        made.guard = self.guard
+        return made
 
     def delete(self) -> None:
         if self._gone is None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from math import inf
 from types import MappingProxyType
 
 from smelt.buffer import bytes_text
 from smelt.device.api import Device
 from smelt.device.registry import HOST, find_device, other_devices
 from smelt.dim import Size, evaluate, symbols
+from smelt.errors import DeviceError, RunError
 from smelt.frozen import Frozen
 from smelt.ir.core import Op, Program, walk
 from smelt.ir.cost import memory, operations
@@ -73,13 +75,13 @@ def choose_device(program: Program, sizes: Mapping[str, int] = MappingProxyType(
     best, least = HOST, _predict(find_device(HOST), work)
     said = [f"{HOST}: {_text(least)}"]
     for name in others:
-        device = find_device(name)
-        reason = device.missing() or _find_misfit(device, work)
-        if reason is not None:
-            said.append(f"{name}: {reason}")
-            continue
-        seconds = _predict(device, work)
-        said.append(f"{name}: {_text(seconds)}")
+        try:
+            device = find_device(name)
+            reason = device.missing() or _find_misfit(device, work)
+            seconds = _predict(device, work) if reason is None else inf
+        except (DeviceError, RunError) as error:  # it was lost, or others have its memory
+            reason, seconds = str(error).splitlines()[0], inf
+        said.append(f"{name}: {reason or _text(seconds)}")
         if seconds * GAIN < least:
             best, least = name, seconds
     log.info('device="auto" is %s (a call is predicted to take: %s)', best, "; ".join(said))
@@ -97,10 +99,15 @@ def _find_misfit(device: Device, work: Work) -> str | None:
 def _predict(device: Device, work: Work) -> float:
     """Seconds of a call."""
     rates = device.rates()
-    arithmetic = work.operations / (1e9 * (rates.half_gflops if work.half else rates.gflops))
-    traffic = (work.weights + work.moved + 2 * work.temporary) / (1e9 * rates.memory)
-    transfer = work.moved / (1e9 * rates.transfer) if rates.transfer else 0.0
+    arithmetic = _divide(work.operations, rates.half_gflops if work.half else rates.gflops)
+    traffic = _divide(work.weights + work.moved + 2 * work.temporary, rates.memory)
+    transfer = _divide(work.moved, rates.transfer)
     return max(arithmetic, traffic) + transfer + work.kernels * rates.kernel + (1 + work.waits) * rates.wait
+
+
+def _divide(amount: float, rate: float) -> float:
+    """Seconds at a rate in 10^9 a second. Some drivers do not say one: it is 0, and counts as very high."""
+    return amount / (1e9 * rate) if rate else 0.0
 
 
 def _is_half(op: Op) -> bool:

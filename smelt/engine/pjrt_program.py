@@ -11,13 +11,15 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from smelt.buffer import sizes_of
 from smelt.dim import solve
 from smelt.dtype import Array
-from smelt.errors import RunError, ShapeError, SizeError, SmeltError, UnsupportedError
+from smelt.errors import ShapeError, SizeError, UnsupportedError
 from smelt.frozen import Frozen
+from smelt.guard import guard_results, open_guards
 from smelt.ir.core import Func, Op, Program, Region, Value, walk
 from smelt.ir.ops.control import is_assertion, require
 from smelt.ir.text import print_program
@@ -98,15 +100,18 @@ class SizedProgram:
         """Run on the held buffers and the arguments. A failed check is raised when a result is read; if there is no
         result, it is raised here."""
         results: tuple[Any, ...] = loaded(arguments, held)
-        if not self.checks:
+        before = open_guards(arguments)
+        if not self.checks and not before:
             return results
         own = results[: len(self.source.main.results)]
-        guard = _Guard(self.checks, results)
-        for result in own:
-            result.guard = guard
-        if not own:
+        guard = guard_results(own, partial(self._judge, results) if self.checks else None, before)
+        if guard is not None and not own:
             guard()
         return own
+
+    def _judge(self, results: Sequence[Any]) -> None:
+        for check in self.checks:
+            check.judge(results)
 
     @property
     def args(self) -> tuple[Value, ...]:
@@ -177,26 +182,6 @@ class SizedProgram:
         last = self.compilations[-1].sizes
         changed = [f"{name} is {size}, was {last.get(name)}" for name, size in values.items() if size != last.get(name)]
         return "new sizes: " + ", ".join(changed)
-
-
-@dataclass(slots=True)
-class _Guard:
-    """Reads the checks of a run at the first call; later calls raise the same error again."""
-
-    checks: tuple[Check, ...]
-    results: Sequence[Any]
-    failure: SmeltError | None = None
-
-    def __call__(self) -> None:
-        if self.results:
-            try:
-                for check in self.checks:
-                    check.judge(self.results)
-            except RunError as error:
-                self.failure = error
-            self.results = ()
-        if self.failure is not None:
-            raise self.failure
 
 
 class Prepare(Frozen):

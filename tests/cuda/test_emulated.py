@@ -245,6 +245,13 @@ def test_memory_is_shared_by_dlpack(emulated: EmulatedCuda) -> None:
     assert driver.streams == [("hand over", 7), ("follow", 7)]
     GpuBuffer.of(driver, x, Shape("f32", 2, 3)).__dlpack__(stream=-1)
     assert len(driver.streams) == 2
+    whole = GpuBuffer.of(driver, np.arange(7, dtype=np.float32), Shape("f32", 7))
+    part = GpuBuffer(driver, Shape("f32", 6), whole.block, 4)  # as a slice of a tensor: kernels read 16 bytes at once
+    aligned = GpuBuffer.from_dlpack(driver, part, "x")
+    assert (part.address % 16, aligned.address % 16) == (4, 0)
+    np.testing.assert_array_equal(aligned.numpy(), np.arange(1, 7))
+    del whole, part, aligned
+    driver.streams.clear()
     copied = GpuBuffer.from_dlpack(driver, Copied(ours := GpuBuffer.of(driver, x, Shape("f32", 2, 3))), "x")
     assert copied.address != ours.address
     np.testing.assert_array_equal(copied.numpy(), x)
@@ -447,6 +454,12 @@ CHECKED = """func.func @main(%x: tensor<4xi32>) -> (tensor<4xi32>, tensor<i32>) 
 }"""
 
 
+DOUBLE = """func.func @main(%x: tensor<4xi32>) -> tensor<4xi32> {
+  %y = stablehlo.add %x, %x : tensor<4xi32>
+  return %y : tensor<4xi32>
+}"""
+
+
 def test_checks_are_judged_when_a_result_is_read(emulated: EmulatedCuda) -> None:
     """The host does not wait in the middle of a call: the whole of it is one graph."""
     where = smelt.platform("cuda", "native")
@@ -461,6 +474,12 @@ def test_checks_are_judged_when_a_result_is_read(emulated: EmulatedCuda) -> None
                 read()
     assert total.numpy() == 4
     np.testing.assert_array_equal(doubled.numpy(), [2] * 4)
+    (double,) = compile_all([parse(DOUBLE)], emulated.target())
+    assert not isinstance(double, SmeltError)
+    (later,) = double(*double(made(wrong)[0]))  # of programs without checks
+    with pytest.raises(RunError, match="a sum of -4"):
+        later.numpy()
+    np.testing.assert_array_equal(double(*double(made(right)[0]))[0].numpy(), [8] * 4)
     for _ in range(4):
         before = emulated.emulated.replays
         made(right)

@@ -29,6 +29,7 @@ BASE = {
     "formats",
     "target",
     "buffer",
+    "guard",
     "callable_package",
     "weights",
     "engine_api",

@@ -34,6 +34,7 @@ STRAIGHT = ("launch", "copy", "require", "ensure")
 AHEAD = 12  # steps in which a launch looks for weights to prefetch
 # Bytes: what memory gives during a short launch, what a GPU's cache holds, and what pieces are multiples of.
 PREFETCHED, MOST_PREFETCHED, PIECE = 16 << 20, 32 << 20, 1024
+ALIGN = 16  # bytes: where pieces begin
 
 
 def _reads_weights(step: Mapping[str, Any]) -> bool:
@@ -118,8 +119,8 @@ class PlanWriter:
             _, panels, lines, line = buffer.shape.numbers()
             stride = lines * line * buffer.shape.dtype.numpy.itemsize
             most = min(between * PREFETCHED, MOST_PREFETCHED)
-            piece = min(stride, most // panels) // PIECE * PIECE
-            if piece:
+            piece = min(stride, most // max(1, panels)) // PIECE * PIECE
+            if piece and panels and stride % ALIGN == 0:
                 step["launches"][0]["prefetch"] = [weights, panels, stride, piece]
 
     @cached_property

@@ -12,7 +12,7 @@ import pytest
 
 from smelt import abi
 from smelt.device import cache, cuda, cuda_compile, cuda_driver
-from smelt.device.cuda import MAGIC, TARGETS, Cuda, Module
+from smelt.device.cuda import MAGIC, TARGETS, Cuda, Module, capability_of
 from smelt.device.entry import Entry
 from smelt.device.pinned import Ring
 from smelt.errors import DeviceError, FileError, UnsupportedError
@@ -174,12 +174,23 @@ def code(pieces: list[bytes], magic: bytes = MAGIC, **more: Any) -> bytes:
         b"", b"smeltgpu", code([b"ab"])[:-1], code([b"ab"]) + b"x", code([b"ab"], b"smeltcpu"),
         code([b"a"], images=[2]),
         struct.pack("<8sQ", MAGIC, 5) + b"{}xxx", struct.pack("<8sQ", MAGIC, 2) + b"{}", code([], images=7),
+        code([b"abc"], images=[5, -2]), code([], programs=[]), code([], programs={"f": {"steps": 3}}),
+        code([], programs={"f": {"steps": [{"do": "launch", "launches": [{}]}]}}),
+        struct.pack("<8sQ", MAGIC, 20000) + b"[" * 20000,
     ],
 )  # fmt: skip
 def test_damaged_code_is_refused(damaged: bytes) -> None:
     with pytest.raises(DeviceError, match="no code for a GPU") as caught:
         Module(Driver(), damaged)
     assert caught.value.remedy == cuda.REMEDY
+
+
+@pytest.mark.parametrize(
+    "machine", ["sm_", "sm_9", "sm_\u00b2\u00b2", "sm_" + "9" * 5000, "90", "sm_90a", "sm_-90", "sm_90\n"]
+)
+def test_names_that_no_chip_has(machine: str) -> None:
+    assert capability_of(machine) is None
+    assert Here().lacks(machine, ("ptx",)).startswith("for ")
 
 
 def test_programs_say_what_they_expect() -> None:

@@ -518,6 +518,9 @@ def test_donated_inputs_are_given_away() -> None:
     assert result.numpy().tolist() == [4, 8, 12]
     with pytest.raises(RunError, match="the buffer was donated"):
         x.numpy()
+    for wrong in ((), (result, result)):
+        with pytest.raises(RunError, match="wrong number of inputs"):
+            bound(wrong)
     with pytest.raises(RunError, match="'x' is donated and given twice"):
         bound((bound._held[0],))  # type: ignore[index]
     driver.is_done = lambda event: False  # type: ignore[method-assign]

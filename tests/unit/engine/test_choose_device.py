@@ -13,7 +13,7 @@ from smelt.device import registry
 from smelt.device.api import Rates
 from smelt.engine import choose_device as choosing
 from smelt.engine.choose_device import Work, choose_device
-from smelt.errors import UnsupportedError
+from smelt.errors import DeviceError, UnsupportedError
 from smelt.ir.core import Program
 from smelt.ir.text import parse
 from smelt.shape import Shape
@@ -96,6 +96,26 @@ def test_a_program_that_does_not_fit_or_a_device_that_is_missing(
         with caplog.at_level(logging.INFO, "smelt"):
             assert choose_device(product(2048, 2048)) == "cpu"
         assert said in caplog.text
+
+
+@pytest.mark.parametrize("asked", ["stats", "rates"])
+def test_a_device_that_was_lost(asked: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def lost() -> Any:
+        raise DeviceError("the GPU was lost")
+
+    other = Fast()
+    monkeypatch.setattr(other, asked, lost)
+    place(monkeypatch, other)
+    with caplog.at_level(logging.INFO, "smelt"):
+        assert choose_device(product(2048, 2048)) == "cpu"
+    assert "cuda: the GPU was lost" in caplog.text
+
+
+def test_a_rate_that_the_driver_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = Fast()
+    monkeypatch.setattr(other, "rates", lambda: Rates(0.0, 0.0, 0.0, 20.0, 4e-6, 20e-6))
+    place(monkeypatch, other)
+    assert [choose_device(each) for each in (product(2048, 2048), product(1 << 20, 8))] == ["cuda", "cpu"]
 
 
 def test_without_signs_of_another_device_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -571,6 +571,14 @@ func.func @main(%x: tensor<4xf32>, %limit: tensor<f32>) -> tensor<4xf32> {
 """
 
 
+NEGATE = """
+func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
+  %0 = stablehlo.negate %x : tensor<4xf32>
+  return %0 : tensor<4xf32>
+}
+"""
+
+
 @pytest.mark.parametrize("isolate", [False, True])
 def test_a_check_that_fails_is_raised_where_a_result_is_read(isolate: bool) -> None:
     engine = PjrtEngine(isolate=isolate)
@@ -581,6 +589,11 @@ def test_a_check_that_fails_is_raised_where_a_result_is_read(isolate: bool) -> N
     for read in (result.wait, result.numpy):
         with pytest.raises(RunError, match="a sum of 6"):
             read()
+    negate = engine.compile(program(NEGATE))
+    for later in (result.copy, lambda: negate(*negate(result))[0]):  # results of a program without checks
+        with pytest.raises(RunError, match="a sum of 6"):
+            later().numpy()
+    np.testing.assert_array_equal(negate(*executable(x, np.float32(6)))[0].numpy(), x)
     again = engine.deserialize(executable.serialize())
     with pytest.raises(RunError, match="a sum of 6"):
         again(x, np.float32(5))[0].numpy()
