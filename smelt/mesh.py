@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from types import MappingProxyType
 
 from smelt.errors import ShapeError
@@ -26,7 +27,7 @@ class Mesh:
     """
 
     def __init__(self, split: Mapping[str, str] | None = None, **axes: int) -> None:
-        wrong = {name: size for name, size in axes.items() if size < 1}
+        wrong = {name: size for name, size in axes.items() if not _is_positive(size)}
         if not axes or wrong:
             raise ShapeError("a mesh has axes with positive sizes", got=wrong or "none", remedy="Mesh(data=2, model=2)")
         self.axes: Mapping[str, int] = MappingProxyType(dict(axes))
@@ -37,6 +38,10 @@ class Mesh:
     def count(self) -> int:
         """How many devices."""
         return math.prod(self.axes.values())
+
+    def count_parts(self, partition: Partition) -> int:
+        """How many parts a tensor is split into. Where that are fewer than devices, several have the same part."""
+        return math.prod(self.axes[along] for along in partition if along is not None)
 
     def __repr__(self) -> str:
         return f"Mesh({', '.join(f'{name}={size}' for name, size in self.axes.items())})"
@@ -92,3 +97,7 @@ class Mesh:
 def sharding_text(partition: Partition) -> str:
     """What stands between the brackets of `#sdy.sharding<…>`."""
     return "@mesh, [" + ", ".join("{}" if along is None else f'{{"{along}"}}' for along in partition) + "]"
+
+
+def _is_positive(size: object) -> bool:
+    return isinstance(size, Integral) and int(size) >= 1

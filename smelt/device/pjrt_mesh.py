@@ -20,14 +20,23 @@ from smelt.errors import DeviceError, RunError, UnsupportedError
 from smelt.mesh import Mesh, Partition
 from smelt.shape import Shape
 
+CPU_DEVICES = 1024  # each takes memory and threads of XLA, and it numbers about twice as many
+
 
 class MeshClient:
     """A client with the devices of a mesh. The CPU is split into as many devices as the mesh needs."""
 
     def __init__(self, platform: str, mesh: Mesh) -> None:
+        on_cpu = platform == "cpu"
+        if on_cpu and mesh.count > CPU_DEVICES:
+            raise DeviceError(
+                "too many devices for a processor",
+                expected=f"at most {CPU_DEVICES}",
+                got=f"{mesh.count} for {mesh}",
+                remedy="use a smaller mesh",
+            )
         jax, xla, hlo = pjrt.modules()
         with pjrt.jaxlib_calls(f"opening {platform}", DeviceError):
-            on_cpu = platform == "cpu"
             raw = xla.make_cpu_client(num_devices=mesh.count) if on_cpu else pjrt.make_plugin_client(xla, platform)
             devices = raw.local_devices()
         if len(devices) < mesh.count:

@@ -57,7 +57,7 @@ class Checkpoint:
 
     def with_cache(self, name: str) -> Checkpoint:
         """The same with another type of keys and values in memory."""
-        if name not in CACHES:
+        if name not in tuple(CACHES):
             raise UnsupportedError(
                 "unknown type of keys and values",
                 expected=", ".join(CACHES),

@@ -16,7 +16,9 @@ AXIS = "model"  # of the mesh
 def make_mesh(config: Config, devices: int) -> Mesh:
     """A mesh of devices in a row, for a decoder."""
     if type(devices) is not int or devices < 1:
-        raise RunError("devices of one model", expected="a whole number from 1 on", got=devices)
+        raise RunError(
+            "devices of one model", expected="a whole number from 1 on", got=repr(devices), remedy="devices=2"
+        )
     return Mesh(
         {name: AXIS for name, sizes in _sizes(config).items() if not any(size % devices for size in sizes)},
         model=devices,

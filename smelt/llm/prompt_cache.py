@@ -14,7 +14,7 @@ import numpy as np
 from smelt.dtype import Array
 from smelt.errors import FileError, ParseError, RunError
 from smelt.llm.cache import Pool, pool_sizes
-from smelt.llm.config import PAGE, Config
+from smelt.llm.config import LONG, PAGE, Config
 from smelt.llm.pages import Pages
 from smelt.read import safetensors
 from smelt.weights import Weights
@@ -45,12 +45,19 @@ def save(path: Path, tokens: list[int], pool: Pool, config: Config, model: str) 
 
 
 def load(path: Path, pool: Pool, config: Config, model: str) -> int:
-    """Make a file's pages known; how many tokens they hold. Pages that find no room are left out."""
+    """Make a file's pages known; how many tokens need not be computed then. Pages that find no room are left out, from
+    the end on."""
     weights = safetensors.read(path)
     if weights.metadata.get("format") != FORMAT:
-        raise ParseError(f"{path}: no prompt cache", expected=FORMAT, got=weights.metadata.get("format"))
+        got = weights.metadata.get("format")
+        raise ParseError(
+            f"{path}: no prompt cache of this version", expected=FORMAT, got=got, remedy="save_cache again"
+        )
     if weights.metadata.get("model") != model:
-        raise FileError(f"{path}: computed by another model", remedy="save_cache again with this one")
+        raise FileError(
+            f"{path}: computed by another model, or with another precision= or cache=",
+            remedy="save_cache again with this one",
+        )
     tokens = _read_tensor(weights, "tokens", (-1,), np.int32)
     count = len(tokens) // PAGE
     if count * PAGE != len(tokens) or not count or tokens.min() < 0 or tokens.max() >= config.v:
@@ -65,15 +72,27 @@ def load(path: Path, pool: Pool, config: Config, model: str) -> int:
         layers.append([_read_tensor(weights, *pair, config.cache.numpy) for pair in zip(names, sizes, strict=True)])
     adopted: dict[bool, dict[int, int]] = {}  # page → its number in the file
     for slides, pages in _kinds(pool):
-        found = [] if pages is None else [pages.adopt(digest) for digest in chain[first[slides] :]]
-        adopted[slides] = {page: number for number, page in enumerate(found) if page is not None}
+        adopted[slides] = {} if pages is None else _adopt_pages(pages, chain[first[slides] :])
     pool.write(
         [
             {page: (keys[number], values[number]) for page, number in adopted[config.is_sliding(layer)].items()}
             for layer, (keys, values) in enumerate(layers)
         ]
     )
-    return count * PAGE
+    known = pool.pages.match([*tokens.tolist(), 0], LONG if is_long else 0)
+    length = known.length
+    pool.pages.free(known)
+    return length
+
+
+def _adopt_pages(pages: Pages, chain: list[bytes]) -> dict[int, int]:
+    """Pages for content with these hashes, each with its number. The beginning comes last: it is what stays where there
+    is no room for all of them."""
+    adopted: dict[int, int] = {}
+    for number in reversed(range(len(chain))):
+        if (page := pages.adopt(chain[number])) is not None:
+            adopted[page] = number
+    return adopted
 
 
 def _kinds(pool: Pool) -> list[tuple[bool, Pages | None]]:

@@ -28,6 +28,7 @@ from smelt.llm.placed import Placed, place_weights
 from smelt.llm.step import DeviceRows, Step, compile_step
 from smelt.shape import Shape
 
+POOL = ("p", "g", "k", "o")  # axes of keys; only g is split
 SHARE = 0.8  # of a device's free memory, that slots may take
 
 
@@ -134,12 +135,16 @@ class XlaStep(Step):
 
     @property
     def free_memory(self) -> int | None:
+        """What caches may take. On a mesh that are all devices together only where each has another part of them."""
         engine = self._on.engine
-        return engine.free_memory() if isinstance(engine, PjrtEngine | MeshEngine) else None
+        free = engine.free_memory() if isinstance(engine, PjrtEngine | MeshEngine) else None
+        if free is None or not isinstance(engine, MeshEngine):
+            return free
+        return free * engine.mesh.count_parts(engine.mesh.partition(POOL)) // engine.mesh.count
 
     def put(self, array: Array) -> Any:
         """An array where steps compute. Pools of keys and values are split over a mesh by their heads."""
-        names = ("p", "g", "k", "o") if array.ndim == 4 else None
+        names = POOL if array.ndim == 4 else None
         shape = HostBuffer.of(array).shape
         return self._put(HostBuffer(array, Shape.of(shape.dtype, shape.sizes, names), owns=False))
 

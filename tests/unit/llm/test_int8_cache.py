@@ -90,3 +90,5 @@ def test_engines_without_a_kernel_refuse_it(folder: Path) -> None:
     assert caught.value.remedy
     with pytest.raises(UnsupportedError, match="unknown type"):
         smelt.llm.load(folder, engine="native", cache="i8")
+    with pytest.raises(UnsupportedError, match="unknown type"):
+        smelt.llm.load(folder, engine="native", cache=["int8"])  # type: ignore[arg-type]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 
-from smelt.llm.config import PAGE
+from smelt.llm import prompt_cache
+from smelt.llm.cache import Pool
+from smelt.llm.config import PAGE, Config, Layer
 from smelt.llm.pages import Pages, Sequence
 from smelt.llm.request import Request
 from smelt.llm.sample import Sampler, Sampling
@@ -274,3 +278,20 @@ def test_alternatives_wait_for_the_prompt() -> None:
     assert advance(scheduler) == [(1, 50)]
     assert advance(scheduler) == [(1, 1), (2, 150 - 2 * PAGE)]
     assert second.cached == 2 * PAGE
+
+
+def test_of_a_prompt_cache_that_is_larger_than_the_pool_the_beginning_stays(tmp_path: Path) -> None:
+    config = Config("toy", (Layer(None),), 1, 1, 1, 1, 1, 1000, 1000, 1e-5, "silu", 1.0)
+    tokens = [i % 997 for i in range(10 * PAGE + 3)]
+    large, small = (Pool(config, lambda array: array, limit) for limit in (12, 4))
+    large.pages.free(written(large.pages, tokens))
+    ((keys, values),) = arrays = large.take()
+    keys[:], values[:] = (np.arange(each.size).reshape(each.shape) for each in (keys, values))
+    large.give(arrays)
+    path = tmp_path / "cache"
+    assert prompt_cache.save(path, tokens, large, config, "m") == 10 * PAGE
+    assert prompt_cache.load(path, small, config, "m") == 4 * PAGE
+    known, found = (pool.pages.match(tokens) for pool in (large, small))
+    assert found.length == 4 * PAGE
+    for got, want in zip(small.read(0, found.pages), large.read(0, known.pages[:4]), strict=True):
+        assert np.array_equal(got, want)

@@ -10,12 +10,13 @@ import pytest
 
 import smelt
 from smelt.device import pjrt
-from smelt.errors import RunError, ShapeError, SmeltError, UnsupportedError
+from smelt.errors import DeviceError, RunError, ShapeError, SmeltError, UnsupportedError
 from smelt.llm.families import read_config
 from smelt.llm.parallel import make_mesh
 from smelt.mesh import Mesh
 from tests.llm_checkpoints import FIXTURE, Case, write_checkpoint
 
+NEEDS_XLA = pytest.mark.skipif(pjrt.missing() is not None, reason="no jaxlib")
 CASES = {case.name: case for case in Case.load(FIXTURE)}
 
 
@@ -32,8 +33,8 @@ def test_axes_are_split_where_the_devices_divide_them() -> None:
     assert ("e" in make_mesh(mixture, 2).split) == all(count % 2 == 0 for count in counts)
 
 
-@pytest.mark.skipif(pjrt.missing() is not None, reason="no jaxlib")
-def test_tokens_are_those_of_one_device(tmp_path: Path) -> None:
+@NEEDS_XLA
+def test_tokens_are_those_of_one_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = CASES["llama"]
     write_checkpoint(tmp_path, case.config, case.shapes)
     with smelt.llm.load(tmp_path, devices=2) as model:
@@ -48,14 +49,19 @@ def test_tokens_are_those_of_one_device(tmp_path: Path) -> None:
         assert buffers["layers.0.mlp.down.weight"].partition == ("model", None)
         assert buffers["layers.0.attn.q.weight"].partition == (None, "model")
         assert buffers["embed.weight"].partition == ("model", None)
+        monkeypatch.setattr(step._on.engine, "free_memory", lambda: 800)
+        assert step.free_memory == 800
 
 
-@pytest.mark.skipif(pjrt.missing() is not None, reason="no jaxlib")
-def test_a_mesh_says_itself_what_is_split(tmp_path: Path) -> None:
+@NEEDS_XLA
+def test_a_mesh_says_itself_what_is_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = CASES["llama"]
     write_checkpoint(tmp_path, case.config, case.shapes)
     with smelt.llm.load(tmp_path, mesh=Mesh({"f": "columns"}, rows=2, columns=2), cache="bf16") as model:
         assert model.generate(case.tokens, max_tokens=1, ignore_end=True).ids == tuple(case.ids[:1])
+        step: Any = model._step
+        monkeypatch.setattr(step._on.engine, "free_memory", lambda: 800)
+        assert step.free_memory == 200  # heads are not split: every device has all keys and values
     with pytest.raises(ShapeError, match="cannot be split evenly"):
         smelt.llm.load(tmp_path, mesh=Mesh({"v": "model"}, model=5))
 
@@ -65,6 +71,7 @@ def test_a_mesh_says_itself_what_is_split(tmp_path: Path) -> None:
     [
         ({"devices": 0}, RunError, "devices of one model"),
         ({"devices": True}, RunError, "devices of one model"),
+        pytest.param({"devices": 10**6}, DeviceError, "too many devices", marks=NEEDS_XLA),
         ({"devices": 2, "mesh": Mesh(model=2)}, RunError, "mesh and devices"),
         ({"mesh": 2}, RunError, "the mesh of a model"),
         ({"devices": 2, "engine": "native"}, SmeltError, "native"),
@@ -76,3 +83,9 @@ def test_meshes_that_are_refused(options: Any, error: type[SmeltError], message:
     with pytest.raises(error) as caught:
         smelt.llm.load(tmp_path, **options)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [0, "2", 2.0])
+def test_an_axis_of_a_mesh_is_a_whole_number(size: Any) -> None:
+    with pytest.raises(ShapeError, match="positive sizes"):
+        Mesh(model=size)
