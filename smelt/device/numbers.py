@@ -19,6 +19,7 @@ from smelt.dtype import Array
 from smelt.errors import SmeltError
 
 PLACE = b'"array %d"'  # of an array that was cut out
+MOST_ARRAYS = 4096  # in a text
 _PLACE_BEGIN = PLACE.partition(b"%")[0]
 _BEFORE_KEY = (b"{", b",", b" ", b"\n", b"\t", b"\r")  # no backslash: the quote begins or ends a string
 _SPACE = b" \n\r\t"
@@ -67,7 +68,7 @@ def cut_arrays(text: bytes, key: bytes) -> tuple[bytes, list[bytes]]:
 
     They are found by their brackets, so an array with strings may be cut in the wrong place. An array that
     `read_numbers` can read was cut right: behind a key there is exactly one array that begins there. Nothing is cut
-    from a text that has a string like `PLACE` itself.
+    from a text that has a string like `PLACE` itself, or more than `MOST_ARRAYS`.
     """
     parts, arrays, done = list[bytes](), list[bytes](), 0
     at = text.find(key)
@@ -77,6 +78,8 @@ def cut_arrays(text: bytes, key: bytes) -> tuple[bytes, list[bytes]]:
             end = _read[1](text, len(text), found.end() - 1)
             if end < 0:
                 break
+            if len(arrays) == MOST_ARRAYS:
+                return text, []
             parts += text[done : found.end() - 1], PLACE % len(arrays)
             arrays.append(text[found.end() - 1 : end])
             done = start = end

@@ -18,7 +18,8 @@ from smelt.serve.audit import Audit
 from smelt.serve.config import Config, KeyConfig
 from smelt.serve.grpc_messages import DATA_TYPES, messages
 from smelt.serve.http import Request
-from smelt.serve.oip import Outcome, Service, write_region
+from smelt.serve.infer_request import MOST_TENSORS
+from smelt.serve.oip import Outcome, Service, check_outputs, write_region
 from smelt.serve.problems import ForbiddenError, NotFoundError, RequestError, UnauthorizedError, status_of
 from smelt.serve.shared_memory import REGION, Regions
 from smelt.serve.tensors import check_shape, from_bytes
@@ -280,6 +281,8 @@ def _parameters(entries: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_inputs(message: Any, most: int, regions: Regions | None) -> dict[str, Array]:
     """Raw contents are in the order of the inputs, without those in shared memory."""
+    if len(message.inputs) > MOST_TENSORS:
+        raise RequestError("too many inputs", expected=f"at most {MOST_TENSORS}", got=len(message.inputs))
     raw = list(message.raw_input_contents)
     shared = [regions is not None and REGION in tensor.parameters for tensor in message.inputs]
     inline = len(shared) - sum(shared)
@@ -334,11 +337,10 @@ def _text(each: bytes) -> str | bytes:
 
 def _write(message: Any, outcome: Outcome, regions: Regions | None) -> Any:
     """The raw contents of an output in shared memory are empty."""
+    check_outputs([each.name for each in message.outputs], outcome)
     asked = [(each.name, _parameters(each.parameters)) for each in message.outputs]
     outputs, raw = [], []
     for name, parameters in asked or [(name, {}) for name in outcome.outputs]:
-        if name not in outcome.outputs:
-            raise RequestError(f"no output {name!r}", expected=", ".join(outcome.outputs))
         array = outcome.outputs[name]
         row = _M["InferOutputTensor"](name=name, datatype=datatype_of(array), shape=array.shape)
         if REGION in parameters:

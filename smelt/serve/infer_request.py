@@ -8,19 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from smelt.client.wire import NUMPY
-from smelt.device.numbers import PLACE, cut_arrays, read_array
+from smelt.device.numbers import MOST_ARRAYS, PLACE, cut_arrays, read_array
 from smelt.dtype import Array
 from smelt.serve.http import read_json
 from smelt.serve.problems import RequestError
 from smelt.serve.shared_memory import REGION, Regions
 from smelt.serve.tensors import from_bytes, from_json, narrow, read_tensor
 
+MOST_TENSORS = MOST_ARRAYS  # of a request: each costs time, however small it is
+FEW = msgspec.Meta(max_length=MOST_TENSORS)
 MOST_TEMPLATES = 256
 MOST_DIGITS = 18  # of a length
 LONGEST_TEMPLATE = 4096  # bytes of the JSON without its arrays
@@ -41,10 +43,10 @@ class TensorOut(msgspec.Struct):
 
 
 class InferRequest(msgspec.Struct):
-    inputs: list[TensorIn]
+    inputs: Annotated[list[TensorIn], FEW]
     id: str = ""
     parameters: dict[str, Any] = {}
-    outputs: list[TensorOut] = []
+    outputs: Annotated[list[TensorOut], FEW] = []
 
 
 _INFER = msgspec.json.Decoder(InferRequest)
@@ -125,6 +127,7 @@ def _parse_numbers(body: bytes, most: int) -> tuple[InferRequest, dict[str, Arra
         return None
     inputs: dict[str, Array] = {}
     texts: list[bytes] = []
+    done = 0
     for i, (tensor, data) in enumerate(zip(asked.inputs, arrays, strict=True)):
         if tensor.parameters or bytes(tensor.data) != PLACE % i or tensor.name in inputs:
             return None
@@ -132,9 +135,11 @@ def _parse_numbers(body: bytes, most: int) -> tuple[InferRequest, dict[str, Arra
         if found is None:
             return None
         inputs[tensor.name] = found
-        before, _, text = text.partition(PLACE % i)
-        texts.append(before)
-    return asked, inputs, [*texts, text]
+        place = PLACE % i
+        at = text.index(place, done)
+        texts.append(text[done:at])
+        done = at + len(place)
+    return asked, inputs, [*texts, text[done:]]
 
 
 class ArrayTemplate(NamedTuple):

@@ -455,12 +455,19 @@ def write_region(regions: Regions | None, name: str, parameters: Mapping[str, An
 def _wanted_outputs(outputs: Sequence[TensorOut], outcome: Outcome) -> list[tuple[str, Mapping[str, Any]]]:
     if not outputs:
         return [(name, {}) for name in outcome.outputs]
-    for each in outputs:
-        if each.name not in outcome.outputs:
-            raise RequestError(
-                f"no output {each.name!r}", expected=", ".join(outcome.outputs), remedy="leave out `outputs` for all"
-            )
+    check_outputs([each.name for each in outputs], outcome)
     return [(each.name, each.parameters) for each in outputs]
+
+
+def check_outputs(names: Sequence[str], outcome: Outcome) -> None:
+    """Refuse what the model does not have, and answers that are many times as large as the outputs."""
+    for name in names:
+        if name not in outcome.outputs:
+            raise RequestError(
+                f"no output {name!r}", expected=", ".join(outcome.outputs), remedy="leave out `outputs` for all"
+            )
+    if len({*names}) < len(names):
+        raise RequestError("an output is asked for twice", expected="each name once")
 
 
 def _classify(array: Array, count: Any) -> Array:

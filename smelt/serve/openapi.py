@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -90,7 +90,8 @@ class ModelReady(Record):
 TensorIn = msgspec.defstruct(
     "TensorIn", [("data", list[Any] | msgspec.UnsetType, msgspec.UNSET)], bases=(infer_request.TensorIn,)
 )
-InferRequest = msgspec.defstruct("InferRequest", [("inputs", list[TensorIn])], bases=(infer_request.InferRequest,))  # type: ignore[valid-type]
+_Inputs: Any = Annotated[list[TensorIn], infer_request.FEW]  # type: ignore[valid-type]
+InferRequest = msgspec.defstruct("InferRequest", [("inputs", _Inputs)], bases=(infer_request.InferRequest,))
 
 
 class OutputTensor(Record):

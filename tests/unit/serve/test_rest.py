@@ -19,6 +19,10 @@ from onnx import TensorProto, helper
 import smelt
 from smelt.errors import FileError
 from smelt.serve.config import KeyConfig
+from smelt.serve.grpc import GrpcFront
+from smelt.serve.grpc_messages import messages
+from smelt.serve.infer_request import MOST_TENSORS
+from smelt.serve.problems import RequestError
 from tests.unit.serve.client import DIGITS, Client, model, serving
 
 
@@ -128,6 +132,10 @@ PROBLEMS: dict[str, tuple[str, Any, int, str]] = {
     "no data": ("/v2/models/digits/infer", {"inputs": [{"name": "pixels", "shape": [1, 64], "datatype": "FP32"}]}, 400,
                 "no data"),
     "no such output": ("/v2/models/digits/infer", ask(outputs=[{"name": "z"}]), 400, "no output 'z'"),
+    "an output twice": ("/v2/models/digits/infer", ask(outputs=[{"name": "probabilities"}] * 2), 400, "twice"),
+    "many inputs": ("/v2/models/digits/infer", {"inputs": [{"name": f"x{i}", "shape": [1], "datatype": "FP32",
+                    "data": [1]} for i in range(MOST_TENSORS + 1)]}, 400, f"length <= {MOST_TENSORS}"),
+    "many outputs": ("/v2/models/digits/infer", ask(outputs=[{"name": "x"}] * (MOST_TENSORS + 1)), 400, "length <="),
     "too large": ("/v2/models/digits/infer", b" " * ((1 << 20) + 1), 413, "too large"),
     "a wrong timeout": ("/v2/models/digits/infer", ask(parameters={"timeout": "soon"}), 400, "microseconds"),
 }  # fmt: skip
@@ -140,6 +148,22 @@ def test_problems(client: Client, name: str) -> None:
     assert reply.status == status, reply.body
     assert re.search(message, reply.json["error"]), reply.json["error"]
     assert client.post("/v2/models/digits/infer", ask()).status == 200, "and the server goes on"
+
+
+def test_outputs_and_inputs_over_grpc_are_as_many_as_over_http(client: Client) -> None:
+    kinds, front = messages(), GrpcFront(client.app.service, None)
+    tensor = kinds["InferInputTensor"](name="pixels", datatype="FP32", shape=[1, 64])
+    output = kinds["InferRequestedOutputTensor"](name="probabilities")
+    for inputs, outputs, message in (
+        ([tensor], [output] * 2, "twice"),
+        ([tensor], [kinds["InferRequestedOutputTensor"](name="z")], "no output 'z'"),
+        ([tensor] * (MOST_TENSORS + 1), [output], "too many inputs"),
+    ):
+        asked = kinds["ModelInferRequest"](
+            model_name="digits", inputs=inputs, outputs=outputs, raw_input_contents=[bytes(256)] * len(inputs)
+        )
+        with pytest.raises(RequestError, match=message):
+            client.run(front.infer(asked))
 
 
 def test_a_header_length_that_does_not_fit(client: Client) -> None:
