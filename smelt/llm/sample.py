@@ -7,6 +7,7 @@ alternative and the position alone, not on what else runs.
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -111,10 +112,10 @@ class Sampler:
         self._generated: Counter[int] = Counter()
         given: Mapping[Any, Any] = sampling.logit_bias
         for token, bias in given.items():
-            if not isinstance(token, int) or not 0 <= token < vocabulary or not isinstance(bias, int | float):
+            if not isinstance(token, int) or not 0 <= token < vocabulary or not _is_bias(bias):
                 raise RunError(
                     "logit_bias names tokens",
-                    expected=f"0 to {vocabulary - 1} → number",
+                    expected=f"0 to {vocabulary - 1} → a number, -inf for never",
                     got={token: bias},
                     remedy="leave it out, or name tokens of the vocabulary",
                 )
@@ -152,7 +153,15 @@ class Sampler:
         scores = self._adjust(logits.astype(np.float64))
         if self._allowed is not None:
             scores = np.where(self._allowed.mask(), scores, -np.inf)
-        token = int(scores.argmax()) if sampling.temperature == 0 else self._draw(scores, position)
+        token = int(scores.argmax())
+        if scores[token] == -np.inf:
+            raise RunError(
+                f"no token is left for position {position}",
+                got="logit_bias forbids every token that may come next",
+                remedy="fewer tokens with -inf in logit_bias",
+            )
+        if sampling.temperature > 0:
+            token = self._draw(scores, scores[token], position)
         self._seen.add(token)
         self._generated[token] += 1
         if self._allowed is not None:
@@ -178,11 +187,17 @@ class Sampler:
             scores[token] += bias
         return scores
 
-    def _draw(self, scores: Array, position: int) -> int:
-        left, probabilities = survivors(scores / self.sampling.temperature, self.sampling)
+    def _draw(self, scores: Array, top: float, position: int) -> int:
+        with np.errstate(over="ignore"):  # what is that far below the top never comes
+            scaled = (scores - top) / self.sampling.temperature
+        left, probabilities = survivors(scaled, self.sampling)
         total = probabilities.cumsum()
         place = int(np.searchsorted(total, self.uniform(position) * total[-1], side="right"))
         return int(left[min(place, len(left) - 1)])
+
+
+def _is_bias(bias: object) -> bool:
+    return isinstance(bias, int | float) and (bias == -math.inf or abs(bias) <= sys.float_info.max)
 
 
 def greatest(values: Array, count: int) -> Array:

@@ -121,11 +121,23 @@ def test_logprobs_are_those_of_the_model() -> None:
         {"logprobs": -1},
         {"logit_bias": {99: 1.0}},
         {"logit_bias": {"a": 1.0}},
+        *({"logit_bias": {1: bias}} for bias in (math.nan, math.inf, 10**400, "1")),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(RunError):
         Sampler(Sampling(**options), [], 6)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-300, 0.5])
+def test_a_bias_of_any_size_forces_and_forbids_tokens(temperature: float) -> None:
+    def choose(bias: dict[int, float]) -> int:
+        return Sampler(Sampling(temperature=temperature, logit_bias=bias), [], 6).choose(SCORES, 0).token
+
+    assert choose({4: 1.7e308, 3: -1.7e308}) == 4
+    assert choose(dict.fromkeys(range(5), -math.inf)) == 5
+    with pytest.raises(RunError, match="no token is left"):
+        choose(dict.fromkeys(range(6), -math.inf))
 
 
 def test_logits_that_are_no_numbers_are_refused() -> None:
