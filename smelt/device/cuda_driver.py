@@ -25,6 +25,7 @@ from smelt.errors import DeviceError, SmeltError
 EXTRA = 'pip install "smelt[cuda]"'
 GRAIN, MOST_SPARED = 512, 1 << 30  # bytes: sizes are multiples, and the most freed memory that is kept
 LARGE = 32 << 20  # bytes from which on a copy to the device takes pinned memory
+MEMORY_TYPE = 2  # an attribute of memory that the driver knows
 LEGACY = 1  # the default stream that all threads share
 ALWAYS = 48 << 10  # bytes of shared memory that a launch may take without asking
 
@@ -77,6 +78,7 @@ def _direct_calls() -> ctypes.CDLL:
     library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     library.cuGraphLaunch.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     library.cuStreamSynchronize.argtypes = [ctypes.c_void_p]
+    library.cuPointerGetAttribute.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64]
     return library
 
 
@@ -296,6 +298,14 @@ class CudaDriver:
         elif array.nbytes:
             self._enter()
             self._check(self._cuda.cuMemcpyHtoDAsync(address, array.ctypes.data, array.nbytes, self._stream), "a copy")
+            if self._is_pinned(array.ctypes.data):
+                self.wait()
+
+    def _is_pinned(self, address: int) -> bool:
+        """Whether the device reads host memory itself, after the call that asks for a copy: another library pinned it.
+        The driver copies ordinary memory before that call returns."""
+        kind = ctypes.c_uint()
+        return not self._fast.cuPointerGetAttribute(ctypes.byref(kind), MEMORY_TYPE, address)
 
     def fill(self, address: int, count: int, read: Read) -> None:
         self._enter()

@@ -69,6 +69,13 @@ assert called == ["cuGraphLaunch"], called
 assert y.numpy().tolist() == [[-1] * 5] * 3
 del y
 called.clear()
+array, library = np.arange(15, dtype=np.float32).reshape(3, 5), driver._fast.library
+for pinned in (0, array.ctypes.data):  # the device reads memory that is pinned later: it may change after the call
+    ctypes.c_uint64.in_dll(library, "fake_pinned").value = pinned
+    engine.put(HostBuffer.of(array))
+asked = ["cuMemcpyHtoDAsync", "cuPointerGetAttribute"]
+assert [each for each in called if "Alloc" not in each] == [*asked, *asked, "cuStreamSynchronize"], called
+called.clear()
 (y,) = made(x, stop=smelt.stop.Stop(5.0))
 assert called == ["cuGraphLaunch", "cuEventCreate", "cuEventRecord", "cuEventQuery", "cuEventDestroy"], called
 driver._cuda, driver._fast = driver._cuda.library, driver._fast.library

@@ -37,6 +37,7 @@ from smelt.dim import (
     symbols_in_order,
 )
 from smelt.errors import ShapeError
+from smelt.theory import _infeasible
 
 B, C, D, H, K, S, T, W = map(symbol, "BCDHKSTW")
 NAMES = ("B", "S", "T")
@@ -830,3 +831,11 @@ def test_a_counterexample_names_the_symbols_of_the_user_only():
     answer = Facts.of("N % 4 == 0", "M == N//2").at_most(symbol("N"), 7)
     assert answer.counterexample is not None
     assert answer.counterexample.keys() == {"N", "M"}
+
+
+def test_integers_that_no_combination_of_rows_allows() -> None:
+    """a is -2, so that 2 b would be 5: constants are rounded down, in an order of unknowns that finds it."""
+    a, b = symbol("a"), symbol("b")
+    rows = [3 - a - 2 * b, 3 * b + 3, -2 * a - 4, 3 * a + 2 * b + 1]
+    assert _infeasible(rows, 100)[0]
+    assert not _infeasible([*rows[:2], *rows[3:]], 100)[0]  # a = 0, b = 0
