@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from smelt.errors import FileError, SmeltError
-from smelt.serve.audit import Audit
+from smelt.serve.audit import MOST_TEXT, Audit
 from smelt.serve.config import Config, KeyConfig
 from smelt.serve.fronts import Others, sum_metrics
 from smelt.serve.http import (
@@ -299,18 +299,18 @@ class App:
         fields: dict[str, Any] = {
             "request": identity,
             "method": request.method,
-            "path": request.path,
+            "path": request.path[:MOST_TEXT],
             "status": response.status,
             "ms": round(seconds * 1000, 3),
             "client": (request.scope.get("client") or ("?",))[0],
         }
         if error is not None:
-            fields["error"] = error.message
+            fields["error"] = error.message[:MOST_TEXT]
         if self.config.log == "json":
             log.info("%s", json.dumps({"time": round(time.time(), 3), **fields}))
         else:
             log.info("%s %s %s %.2f ms%s", request.method, _one_line(request.path), response.status, seconds * 1000,
-                     f": {error.message}" if error is not None else "")  # fmt: skip
+                     f": {_one_line(error.message)}" if error is not None else "")  # fmt: skip
 
     async def health(self, request: Request) -> Response:
         return Response(b"", 200 if self.catalogue.ready and not self.draining else 503)
@@ -341,9 +341,10 @@ class App:
         return ""
 
 
-def _one_line(path: str) -> str:
-    """A path for the log: it may hold line ends and escape sequences, percent-encoded."""
-    return path if path.isprintable() else ascii(path)
+def _one_line(text: str) -> str:
+    """A path or a message for the log: clients put line ends, escape sequences and megabytes into paths and names."""
+    text = text[:MOST_TEXT]
+    return text if text.isprintable() else ascii(text)
 
 
 # Protocols whose errors look otherwise, by the beginning of their paths.

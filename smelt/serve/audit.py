@@ -18,6 +18,7 @@ from typing import Any
 from smelt.errors import FileError
 from smelt.files import open_regular
 
+MOST_TEXT = 1000  # characters of a path or a message that is kept: clients choose them
 START = "0" * 64
 
 
@@ -36,6 +37,8 @@ class Audit:
         self._end = os.fstat(self._fd).st_size
 
     def write(self, event: str, **fields: Any) -> None:
+        """Long texts are shortened."""
+        fields = {name: each[:MOST_TEXT] if isinstance(each, str) else each for name, each in fields.items()}
         with self._lock, _lock_file(self._fd):
             self._catch_up()
             record = {"time": round(time.time(), 6), "event": event, **fields, "previous": self._last}

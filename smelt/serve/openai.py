@@ -192,6 +192,7 @@ class OpenAI:
         if asked.max_tokens is None:
             asked.max_tokens = 16  # OpenAI's default for this endpoint
         n = asked.n or 1
+        opened.check_room(n * len(prompts))
         texts = [await opened.prepare(opened.texts.decode(each)) if asked.echo else "" for each in prompts]
         runs = await self.languages.start(request, opened, prompts, asked.options(asked.logprobs), n)
         echoes = [text for text in texts for _ in range(n)]

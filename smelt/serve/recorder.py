@@ -6,6 +6,7 @@ import time
 from collections import deque
 from typing import Any
 
+from smelt.serve.audit import MOST_TEXT
 from smelt.serve.http import Request, Response, Routes, json_response
 from smelt.serve.keys import Keys
 
@@ -27,13 +28,13 @@ class Recorder:
             "time": round(time.time() - seconds, 3),
             "request": identity,
             "method": request.method,
-            "path": request.path,
+            "path": request.path[:MOST_TEXT],
             "status": response.status,
             "ms": round(seconds * 1000, 3),
             "key": None if request.key is None else request.key.name,
             "client": (request.scope.get("client") or ("?",))[0],
             "streamed": response.stream is not None,
-            "error": error,
+            "error": None if error is None else error[:MOST_TEXT],
         }
         if request.timing is not None:
             waited, computed = request.timing.waited * 1000, request.timing.computed * 1000

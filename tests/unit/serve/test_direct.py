@@ -413,11 +413,14 @@ def test_a_request_without_a_key_does_not_keep_a_model_in_memory(client: Client)
     assert version.used > 0
 
 
-def test_a_path_cannot_write_lines_into_the_log(client: Client, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO", "smelt.serve"):
-        Wire(client).receive(request(target="/x%0aPOST%20/y%1b[2J"))
-    (record,) = caplog.records
-    assert record.getMessage().isprintable()
+def test_clients_cannot_write_lines_into_the_log(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    named = {"inputs": [{"name": "x\nPOST /y\x1b[2J", "shape": [1], "datatype": "FP32", "data": ["a"]}]}
+    for sent in (request(target="/x%0aPOST%20/y%1b[2J"), request(named)):
+        caplog.clear()
+        with caplog.at_level("INFO", "smelt.serve"):
+            Wire(client).receive(sent)
+        (record,) = caplog.records
+        assert record.getMessage().isprintable()
 
 
 def test_a_line_of_the_log_has_the_reason_of_a_refusal(client: Client, caplog: pytest.LogCaptureFixture) -> None:

@@ -6,11 +6,13 @@ import itertools
 import json
 import math
 from hashlib import sha256
+from pathlib import Path
 
 import pytest
 
 from smelt.cli import top
 from smelt.errors import DeviceError
+from smelt.serve.audit import verify
 from smelt.serve.config import KeyConfig
 from tests.unit.serve.client import DIGITS, model, serving
 
@@ -39,6 +41,27 @@ def test_slow_requests_are_kept_with_their_times() -> None:
     with serving(model(DIGITS), slow_ms=3.6e6 + 0.125, admin=True) as client:
         client.get("/v2")
         assert client.get("/v2/debug/slow").json == {"slow_ms": 3.6e6 + 0.125, "requests": []}
+
+
+@pytest.mark.parametrize("log", ["text", "json"])
+def test_what_clients_wrote_is_shortened_where_it_is_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, log: str
+) -> None:
+    long, audit = "x" * 50_000, tmp_path / "audit.jsonl"
+    keys = [KEYS[0], KeyConfig("team", sha256(b"team").hexdigest(), models=("digits",))]
+    with (
+        serving(model(DIGITS), keys=keys, slow_ms=0.0, log=log, audit_log=str(audit)) as client,
+        caplog.at_level("INFO", "smelt.serve"),
+    ):
+        named = {"inputs": [{"name": long, "shape": [1], "datatype": "FP32", "data": ["a"]}]}
+        assert client.post("/v2/models/digits/infer", named, **TEAM).status == 400
+        assert client.post(f"/v2/models/{long}/infer", **TEAM).status == 403
+        assert client.post("/v1/completions", {"model": long, "prompt": "a"}, **TEAM).status == 403
+        kept = client.get("/v2/debug/slow", **ADMIN).json["requests"]
+    lines = [record.getMessage() for record in caplog.records]
+    assert (len(kept), len(lines)) == (3, 3)
+    assert verify(audit)[1] == 2
+    assert max(map(len, [*map(str, kept), *lines, *audit.read_text().splitlines()])) < 3000
 
 
 def test_top_shows_what_happened_between_two_looks(
