@@ -289,13 +289,16 @@ def _read_inputs(message: Any, most: int, regions: Regions | None) -> dict[str, 
     if raw and len(raw) != inline:
         raise RequestError("raw_input_contents does not fit", expected=f"{inline} tensors", got=len(raw))
     parts = iter(raw)
+    taken = 0  # of shared memory
     inputs: dict[str, Array] = {}
     for tensor, is_shared in zip(message.inputs, shared, strict=True):
         name, kind, shape = tensor.name, tensor.datatype, list(tensor.shape)
         if name in inputs:
             raise RequestError(f"the input {name!r} comes twice")
         if is_shared and regions is not None:
-            inputs[name] = from_bytes(name, kind, shape, regions.read(name, _parameters(tensor.parameters)), most)
+            found = regions.read(name, _parameters(tensor.parameters), taken)
+            taken += len(found)
+            inputs[name] = from_bytes(name, kind, shape, found, most)
         elif raw:
             if tensor.HasField("contents"):
                 raise RequestError(f"{name}: contents and raw_input_contents exclude each other")

@@ -81,6 +81,7 @@ def parse(
             return quick[:2]
     asked = read_json(_INFER, head, "the request")
     inputs: dict[str, Array] = {}
+    taken = 0  # of shared memory
     for tensor in asked.inputs:
         if tensor.name in inputs:
             raise RequestError(f"the input {tensor.name!r} comes twice")
@@ -95,7 +96,8 @@ def parse(
             inputs[tensor.name] = from_bytes(tensor.name, tensor.datatype, tensor.shape, raw[:size], most)
             raw = raw[size:]
         elif regions is not None and REGION in tensor.parameters:
-            shared = regions.read(tensor.name, tensor.parameters)
+            shared = regions.read(tensor.name, tensor.parameters, taken)
+            taken += len(shared)
             inputs[tensor.name] = from_bytes(tensor.name, tensor.datatype, tensor.shape, shared, most)
         elif data := bytes(tensor.data):
             inputs[tensor.name] = from_json(tensor.name, tensor.datatype, tensor.shape, data, most)

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from smelt.serve.http import Request, Response, Routes, json_response, read_json
-from smelt.serve.problems import NotFoundError, RequestError, UnavailableError
+from smelt.serve.problems import NotFoundError, RequestError, TooLargeError, UnavailableError
 
 FOLDER = Path("/dev/shm")  # where POSIX shared memory is on Linux
 MAX_REGIONS = 1024
@@ -93,9 +93,17 @@ class Regions:
             )
         return region, region.offset + offset, size
 
-    def read(self, tensor: str, parameters: Mapping[str, Any]) -> memoryview:
-        """The bytes of an input."""
+    def read(self, tensor: str, parameters: Mapping[str, Any], taken: int = 0) -> memoryview:
+        """The bytes of an input. `taken`: what was read for the request's inputs before it. Together they are no larger
+        than all regions: inputs that share a part would make a short request a large one."""
         region, at, size = self._part(tensor, parameters)
+        most = sum(each.byte_size for each in self._regions.values())
+        if taken + size > most:
+            raise TooLargeError(
+                f"{tensor}: the inputs are larger than all shared memory",
+                expected=f"at most {most} bytes",
+                got=f"{taken + size} bytes",
+            )
         data = os.pread(region.descriptor, size, at)
         if len(data) != size:
             raise RequestError(f"{tensor}: the region has become shorter", expected=f"{size} bytes", got=len(data))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 from hashlib import sha256
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any
@@ -13,10 +15,11 @@ import pytest
 
 import smelt
 from smelt.serve.config import KeyConfig
-from smelt.serve.grpc import GrpcFront
+from smelt.serve.grpc import GrpcFront, _read_inputs
 from smelt.serve.grpc_messages import messages
+from smelt.serve.infer_request import parse
 from smelt.serve.openapi import SHARED_MEMORY
-from smelt.serve.problems import NotFoundError, RequestError
+from smelt.serve.problems import NotFoundError, RequestError, TooLargeError
 from smelt.serve.shared_memory import Regions
 from tests.unit.serve.client import DIGITS, Client, model, serving
 
@@ -125,6 +128,29 @@ def test_what_is_refused(memory: SharedMemory) -> None:
     before = len(os.listdir("/proc/self/fd"))
     regions.unregister()
     assert len(os.listdir("/proc/self/fd")) == before - 1
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_short_request_does_not_ask_for_much(memory: SharedMemory, protocol: str) -> None:
+    """Three inputs of half a region."""
+    half = memory.size // 2
+    regions = Regions()
+    regions.register("all", memory.name, 0, memory.size)
+    m, part = messages(), where(0, half)
+    names, shape = ("x", "y", "z"), [half]
+    for count in (2, 3):
+        with nullcontext() if count == 2 else pytest.raises(TooLargeError, match="z: the inputs are larger"):
+            if protocol == "http":
+                rows = [{"name": n, "datatype": "UINT8", "shape": shape, "parameters": part} for n in names[:count]]
+                parse(json.dumps({"inputs": rows}).encode(), None, memory.size, regions)
+            else:
+                tensors = [m["InferInputTensor"](name=n, datatype="UINT8", shape=shape) for n in names[:count]]
+                for tensor in tensors:
+                    for name, value in part.items():
+                        field = "string_param" if isinstance(value, str) else "int64_param"
+                        tensor.parameters[name].CopyFrom(m["InferParameter"](**{field: value}))
+                _read_inputs(m["ModelInferRequest"](inputs=tensors), memory.size, regions)
+    regions.unregister()
 
 
 def test_it_is_off_by_default_and_for_administration() -> None:
