@@ -41,6 +41,7 @@ class Ring:
 
     def copy(self, address: int, count: int, read: Read) -> None:
         """Copy `count` bytes to an address. They have been read when this returns; the device may still be copying."""
+        from concurrent.futures import wait
 
         def chunk(start: int) -> None:
             buffer, sent = self._free.get()
@@ -55,6 +56,9 @@ class Ring:
 
         with self._lock:
             running = [self._pool.submit(chunk, start) for start in range(0, count, self._size)]
-            errors = [error for each in running if (error := each.exception()) is not None]
+            try:
+                errors = [error for each in running if (error := each.exception()) is not None]
+            finally:  # an interrupted copy ends, too: its memory may be another's afterwards
+                wait([each for each in running if not each.cancel()])
         if errors:
             raise errors[0]

@@ -417,6 +417,17 @@ def test_short_launches_prefetch_the_weights_of_the_next_product(emulated: Emula
     np.testing.assert_allclose(got, np.asarray(wanted(x)[0]), rtol=2e-2, atol=0.5)
 
 
+@pytest.mark.parametrize(("inner", "columns"), [(0, 64), (128, 0)])
+def test_products_of_empty_operands(emulated: EmulatedCuda, inner: int, columns: int) -> None:
+    """Launches and weights of nothing are not prefetched."""
+    text = CHAIN.replace("128x", f"{inner}x").replace("x128x", f"x{inner}x").replace("x64x", f"x{columns}x")
+    x, w, v = (np.ones(sizes, dtype("bf16").numpy) for sizes in ((1, 512), (512, inner), (inner, columns)))
+    made = NativeEngine(emulated.target()).compile(parse(text))
+    got = made.prepare(Weights.of({"w": HostBuffer.of(w), "v": HostBuffer.of(v)}))(x)[0].numpy()
+    assert got.shape == (1, columns)
+    assert not got.any()
+
+
 SHORT = """func.func @main(%x: tensor<5x7xf32>, %y: tensor<3xi32>, %i: tensor<i32>)
     -> (tensor<5x7xf32>, tensor<3xi32>, tensor<7x5xf32>, tensor<5x7xf32>) {
   %zero = stablehlo.constant dense<0> : tensor<i32>

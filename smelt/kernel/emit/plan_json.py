@@ -115,13 +115,14 @@ class PlanWriter:
         found, between = later[at], sum(len(each.get("launches", ())) for each in (step, *later[:at]))
         weights = next(each["awaits"][0] for each in found["launches"] if each["awaits"])
         buffer = self.plan.buffers[weights]
-        if buffer.shape.is_static and step["launches"][0]["prefetches"]:
+        first = next(iter(step["launches"]), {})  # an empty kernel has none
+        if buffer.shape.is_static and first.get("prefetches"):
             _, panels, lines, line = buffer.shape.numbers()
             stride = lines * line * buffer.shape.dtype.numpy.itemsize
             most = min(between * PREFETCHED, MOST_PREFETCHED)
             piece = min(stride, most // max(1, panels)) // PIECE * PIECE
             if piece and panels and stride % ALIGN == 0:
-                step["launches"][0]["prefetch"] = [weights, panels, stride, piece]
+                first["prefetch"] = [weights, panels, stride, piece]
 
     @cached_property
     def numbers(self) -> dict[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -250,3 +251,36 @@ def test_large_copies_go_through_a_ring_of_buffers() -> None:
         ring.copy(0, 730, fail)
     ring.copy(20, 730, lambda part, start: np.copyto(part, 7))  # every buffer came back
     assert memory[20:750].tolist() == [7] * 730
+
+
+def test_an_interrupted_copy_writes_nothing_later() -> None:
+    begun, ended = list[int](), list[int]()
+    gate = threading.Event()
+
+    def send(address: int, part: Any, count: int) -> None:
+        ended.append(address)
+
+    def read(part: Any, start: int) -> None:
+        begun.append(start)
+        gate.wait(60)
+
+    ring = Ring([*np.zeros((2, 10), np.uint8)], send, lambda event: None, threads=2)
+    submit = ring._pool.submit
+
+    def interrupted(*given: Any) -> Any:
+        future = submit(*given)
+        if given[1] == 0:
+
+            def exception(timeout: float | None = None) -> None:
+                gate.set()
+                raise KeyboardInterrupt
+
+            future.exception = exception  # type: ignore[method-assign]
+        return future
+
+    ring._pool.submit = interrupted  # type: ignore[method-assign,assignment]
+    with pytest.raises(KeyboardInterrupt):
+        ring.copy(0, 1000, read)
+    assert sorted(begun) == sorted(ended)
+    ring._pool.shutdown()
+    assert sorted(begun) == sorted(ended)
