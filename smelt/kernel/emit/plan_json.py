@@ -115,7 +115,7 @@ class PlanWriter:
         found, between = later[at], sum(len(each.get("launches", ())) for each in (step, *later[:at]))
         weights = next(each["awaits"][0] for each in found["launches"] if each["awaits"])
         buffer = self.plan.buffers[weights]
-        first = next(iter(step["launches"]), {})  # an empty kernel has none
+        first: dict[str, Any] = next(iter(step["launches"]), {})  # an empty kernel has none
         if buffer.shape.is_static and first.get("prefetches"):
             _, panels, lines, line = buffer.shape.numbers()
             stride = lines * line * buffer.shape.dtype.numpy.itemsize
