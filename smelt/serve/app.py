@@ -30,6 +30,7 @@ from smelt.serve.http import (
     Send,
     WholeRequest,
     finish_response,
+    is_same_origin,
     problem,
     send_response,
 )
@@ -275,6 +276,9 @@ class App:
         request.key = self.keys.admit(request)
         if request.path.startswith(ADMIN):
             self.keys.check_admin(request.key)
+            # Browsers send no key of ours by themselves, but they do send requests of any page to 127.0.0.1.
+            if request.key is None and not is_same_origin(request.headers, self.config.allow_origin):
+                raise ForbiddenError("another site's page may not administer", remedy="a key with `admin = true`")
             self._note(request.path.rpartition("/")[2], request, model="".join(request.parts[:1]))
         elif request.path.startswith("/v2/models/") and request.parts:
             self.keys.check_model(request.key, request.parts[0])

@@ -241,6 +241,15 @@ def problem(error: SmeltError) -> Response:
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 
 
+def is_same_origin(headers: Mapping[bytes, bytes], allowed: str | None) -> bool:
+    """Whether a request comes from no page, from one of this server's, or from one of a site that is `allowed`: others'
+    scripts may not use a visitor's way to this server."""
+    origin = headers.get(b"origin", b"").decode("latin-1")
+    if not origin or allowed in ("*", origin):
+        return True
+    return origin.partition("://")[2] == headers.get(b"host", b"").decode("latin-1")
+
+
 def finish_response(response: Response, request: Request, extra: Headers) -> tuple[Headers, bytes]:
     """All headers and the body of a response that is no stream; a large body is compressed if the client reads gzip."""
     body = response.body

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from smelt.errors import SmeltError
-from smelt.serve.http import Receive, Request, Scope, Send, read_json
+from smelt.serve.http import Receive, Request, Scope, Send, is_same_origin, read_json
 from smelt.serve.keys import Keys
 from smelt.serve.language import Generation, Languages, chat_prompt, form_of
 from smelt.serve.openai import ChatRequest, usage_of
@@ -47,18 +47,11 @@ class Sockets:
         if (await receive())["type"] != "websocket.connect":
             return
         headers = dict(scope["headers"])
-        if scope["path"] != PATH or not self._same_origin(headers):
+        if scope["path"] != PATH or not is_same_origin(headers, self.config.allow_origin):
             await send({"type": "websocket.close", "code": REFUSED})  # before it is accepted: 403
             return
         await send({"type": "websocket.accept"})
         await _Conversation(self, scope, receive, send).run()
-
-    def _same_origin(self, headers: Mapping[bytes, bytes]) -> bool:
-        """Other sites' scripts may not use a visitor's way to this server, unless `allow_origin` says so."""
-        origin = headers.get(b"origin", b"").decode("latin-1")
-        if not origin or self.config.allow_origin in ("*", origin):
-            return True
-        return origin.partition("://")[2] == headers.get(b"host", b"").decode("latin-1")
 
 
 class _Conversation:

@@ -166,6 +166,15 @@ def test_outputs_and_inputs_over_grpc_are_as_many_as_over_http(client: Client) -
             client.run(front.infer(asked))
 
 
+def test_pages_of_other_sites_do_not_administer_a_server_without_keys(client: Client) -> None:
+    """A browser sends what a page asks for to 127.0.0.1, too."""
+    path, host = "/v2/repository/models/digits/load", "127.0.0.1:8000"
+    for origin in ("https://evil.example", "null", "http://["):
+        reply = client.post(path, host=host, origin=origin)
+        assert (reply.status, "another site" in reply.json["error"]) == (403, True)
+    assert client.post(path, host=host, origin=f"http://{host}").status == 200
+
+
 def test_a_header_length_that_does_not_fit(client: Client) -> None:
     for length in ("-1", "999999", "x"):
         reply = client.post("/v2/models/digits/infer", ask(), Inference_Header_Content_Length=length)
