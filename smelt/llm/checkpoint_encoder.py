@@ -10,9 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from smelt.buffer import bytes_text
 from smelt.dtype import Array
 from smelt.engine import platform as platform_of
+from smelt.engine.native import NativeEngine
 from smelt.engine.protocol import Platform
+from smelt.errors import MemoryLimitError
 from smelt.ir.core import Program
 from smelt.llm.cross_encoder import CrossEncoder, Layer, read_head
 from smelt.llm.embedding import EmbeddingModel
@@ -22,7 +25,7 @@ from smelt.llm.encoder_config import EncoderConfig
 from smelt.llm.layers import Formats
 from smelt.llm.pooling import Pooling
 from smelt.llm.sentence_files import read_pooling
-from smelt.llm.text_encoder import CompiledEncoder
+from smelt.llm.text_encoder import TOKENS, CompiledEncoder
 from smelt.llm.tokenizer import Tokenizer, from_file
 from smelt.read import checkpoint
 from smelt.tensor.instantiate import instantiate
@@ -70,12 +73,15 @@ class EncoderFolder:
 
 
 def load_encoder(
-    path: Path, said: dict[str, Any], device: str, engine: str, context: int | None
+    path: Path, said: dict[str, Any], device: str, engine: str, context: int | None, limit: int | None = None
 ) -> EmbeddingModel | CrossEncoder:
-    """An encoder's folder; `said` is its configuration."""
+    """An encoder's folder; `said` is its configuration, `limit` bytes that weights and batches may take."""
     folder = EncoderFolder.open(path, said)
     check_context(folder.config, context)
-    bound = folder.compile(platform_of(device, engine)).prepare(folder.weights)
+    compiled_program = folder.compile(platform_of(device, engine))
+    if limit is not None:
+        _check_memory(folder, compiled_program, context or folder.config.context, limit)
+    bound = compiled_program.prepare(folder.weights)
 
     def run(*arrays: Array) -> Array:
         states: Array = bound(*arrays).numpy()
@@ -83,3 +89,18 @@ def load_encoder(
 
     compiled = CompiledEncoder(path.name, run, bound.close, str(bound.platform), folder.read_tokenizer)
     return make_encoder(folder.config, compiled, folder.pooling, folder.head, context)
+
+
+def _check_memory(folder: EncoderFolder, program: Executable[..., Any], context: int, limit: int) -> None:
+    """Refuse an encoder whose weights and largest batch do not fit. Only native knows what a batch takes."""
+    weights, work, texts = folder.weights.nbytes, 0, max(1, TOKENS // context)
+    if isinstance(program.platform.engine, NativeEngine):
+        needed = program.memory(B=texts, S=context)
+        work = needed.temporary + needed.outputs
+    if weights + work > limit:
+        raise MemoryLimitError(
+            f"{folder.path.name} needs more memory than the limit",
+            expected=f"at most {bytes_text(limit)}",
+            got=f"{bytes_text(weights)} of weights, {bytes_text(work)} for {texts} texts of {context} tokens",
+            remedy="a smaller context, or a larger limit",
+        )

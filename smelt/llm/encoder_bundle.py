@@ -43,7 +43,7 @@ def make_encoder(
 
 
 def check_context(config: EncoderConfig, context: int | None) -> None:
-    if context is not None and not 1 <= context <= config.context:
+    if context is not None and (type(context) is not int or not 1 <= context <= config.context):
         raise RunError(
             "the model was not made for such a context",
             expected=f"1 to {config.context}",

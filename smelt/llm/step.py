@@ -188,7 +188,9 @@ class Step:
 
     def memory(self, tokens: int, rows: int, sequences: int, pages: int) -> int:
         """Bytes that a step needs besides weights and pools."""
-        return int(self._bound.memory(S=tokens, R=rows, B=sequences, M=pages).peak) if self._paged else 0
+        compiled = self._bound.compiled
+        sizes = {"S": tokens, "R": rows, "B": sequences, "M": pages}
+        return compiled.call_bytes(sizes) if isinstance(compiled, NativeExecutable) else 0
 
     def close(self) -> None:
         self._bound.close()

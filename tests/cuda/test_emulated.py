@@ -295,7 +295,8 @@ def test_block_quantised_weights(emulated: EmulatedCuda, seed: int) -> None:
 def test_a_language_model(emulated: EmulatedCuda, tmp_path: Path) -> None:
     case = Case.load(FIXTURE)[0]
     write_checkpoint(tmp_path, case.config, case.shapes)
-    with smelt.llm.load(tmp_path, device="cuda", engine="native") as model:
+    with smelt.llm.load(tmp_path, device="cuda", engine="native", memory_limit="1GB") as model:
+        assert model._step.memory(512, 1, 1, 3) > model._step.memory(1, 1, 1, 1) > 0
         logits = model.logits(case.tokens)
         assert np.abs(logits - case.logits).max() <= TOLERANCE * np.abs(case.logits).max()
         assert [*model.generate(case.tokens, max_tokens=3, ignore_end=True).ids] == case.ids[:3]

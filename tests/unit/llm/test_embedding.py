@@ -19,7 +19,7 @@ from smelt.bundle.write import write
 from smelt.cli.compile import compile_model
 from smelt.cli.embed import embed
 from smelt.cli.inspect import inspect
-from smelt.errors import FileError, RunError, SmeltError, UnsupportedError
+from smelt.errors import FileError, MemoryLimitError, RunError, SmeltError, UnsupportedError
 from smelt.llm import EmbeddingModel
 from smelt.llm.stored import LANGUAGE
 from smelt.read import safetensors
@@ -58,6 +58,19 @@ def test_vectors_are_those_of_sentence_transformers(case: str, engine: str, tmp_
         assert isinstance(loaded, EmbeddingModel)
         with loaded as model:
             np.testing.assert_allclose(model.embed(want["lists"]), want[mode], rtol=1e-4, atol=2e-5)
+
+
+def test_an_encoder_keeps_to_a_memory_limit(tmp_path: Path) -> None:
+    write_folder(tmp_path, "bert", PLAIN, {"pooling_mode_mean_tokens": True})
+    for engine, limit in (("native", "1MB"), ("reference", "10KB")):  # only native counts batches
+        with pytest.raises(MemoryLimitError, match="more memory than the limit"):
+            smelt.llm.load(tmp_path, engine=engine, memory_limit=limit)
+    with smelt.llm.load(tmp_path, engine="reference", memory_limit="1GB") as model:
+        assert model.embed([[1, 2]]).shape == (1, 48)
+    wrong: dict[str, Any]
+    for wrong in ({"cache": "int8"}, {"context": "5"}, {"devices": 2}):
+        with pytest.raises(SmeltError):
+            smelt.llm.load(tmp_path, engine="reference", **wrong)
 
 
 def test_a_bundle_embeds_without_what_compiles(tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: int) -> None:
