@@ -91,7 +91,7 @@ class Meter:
         for footprint in self._footprints:
             count = footprint // 16
             read = 64.0 * threads * max(0, -(-(count - 3 * threads) // (4 * threads)))
-            if read:  # else a thread has less than one turn
+            if read:  # else a thread has less than one iteration
                 self._rate(str(footprint), read, partial(self._read_arguments, count))
 
     def _read_arguments(self, count: int, times: int) -> list[int]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -25,10 +26,10 @@ from smelt.device.api import Arrays, Module
 from smelt.device.entry import DataCheck, Entry, SizeCheck
 from smelt.device.registry import device_of, find_device
 from smelt.engine.footprint import Footprint
-from smelt.engine.signature import signature_of
+from smelt.engine.signature import list_donated, signature_of
 from smelt.engine.tuned import lookup
 from smelt.engine_api import KernelUse, Signature
-from smelt.errors import RunError, UnsupportedError
+from smelt.errors import UnsupportedError
 from smelt.frozen import Frozen
 from smelt.ir.core import Program
 from smelt.kernel.emit.c import TYPES, Source
@@ -176,18 +177,9 @@ def mark_donated(program: Program, names: Sequence[str]) -> Program:
     if not names:
         return program
     main = program.main
-    known = [port.name for port in signature_of(main).inputs]
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise RunError(
-            "only inputs can be donated",
-            expected=", ".join(known),
-            got=", ".join(unknown),
-            remedy="donate= with names of inputs",
-        )
-    ports = iter(known)
+    donated, number = list_donated(signature_of(main), tuple(names)), count()
     attrs = tuple(
-        each if WEIGHT in each or next(ports) not in names else MappingProxyType({**each, DONATED: True})
+        each if WEIGHT in each or next(number) not in donated else MappingProxyType({**each, DONATED: True})
         for each in main.arg_attrs
     )
     return program.replace(replace(main, arg_attrs=attrs))
