@@ -285,6 +285,15 @@ def test_texts_are_not_read_without_end(client: Client, monkeypatch: pytest.Monk
         assert (reply.status, reply.headers["retry-after"]) == (429, "1")
 
 
+def test_prompts_without_room_are_not_echoed(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = client.app.catalogue.get("tiny")
+    decoded: list[Any] = []
+    monkeypatch.setattr(opened.loaded, "decode", decoded.append)
+    prompts = [[5]] * (opened.config.max_queue + 1)
+    assert client.post("/v1/completions", {"model": "tiny", "prompt": prompts, "echo": True}).status == 429
+    assert not decoded
+
+
 def test_stop_strings_are_texts(client: Client) -> None:
     asked = {"model": "tiny", "messages": MESSAGES, "stream": False}
     for stop in (True, 5, {"a": 1}, [1], [""]):
