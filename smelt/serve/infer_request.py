@@ -165,15 +165,21 @@ class TextTemplate(NamedTuple):
 
     def read(self, body: bytes) -> Parsed | None:
         """A body that differs from the template in its numbers alone."""
-        inputs: dict[str, Array] = {}
+        arrays: list[Array] = []
         at = 0
-        for before, name, kind, numpy, is_integer, size, shape in self.arrays:
+        for template in self.arrays:
+            before, is_integer, size = template.before, template.is_integer, template.size
             found = read_array(body, at + len(before), size, is_integer) if body.startswith(before, at) else None
             if found is None:
                 return None
             made, at = found
+            arrays.append(made)
+        if body[at:] != self.after:
+            return None  # also where numbers do not fit the types, which may come after them
+        inputs: dict[str, Array] = {}
+        for (_, name, kind, numpy, _, _, shape), made in zip(self.arrays, arrays, strict=True):
             inputs[name] = (made if made.dtype is numpy else narrow(name, kind, made, numpy)).reshape(shape)
-        return (self.asked, inputs) if body[at:] == self.after else None
+        return self.asked, inputs
 
 
 class BinaryTemplate(NamedTuple):

@@ -283,3 +283,13 @@ def test_what_is_remembered_does_not_keep_the_body() -> None:
     parse(body, b"%d" % len(text), 100, None, templates)
     assert templates.read(body, b"%d" % len(text)) is not None
     assert sys.getrefcount(body) == before
+
+
+def test_a_template_does_not_judge_what_is_not_its_own() -> None:
+    """The type comes after the numbers: what does not fit an earlier request's may fit this one's."""
+    templates = Templates()
+    text = '{"inputs": [{"name": "x", "shape": [1], "data": [%s], "datatype": "%s"}]}'
+    for number, kind in (("1", "INT8"), ("300", "INT16"), ("1", "FP16"), ("1e6", "FP32"), ("1", "INT8")):
+        _, inputs = parse((text % (number, kind)).encode(), None, 100, None, templates)
+        assert inputs["x"].tolist() == [float(number)]
+        assert inputs["x"].dtype == NUMPY[kind]
