@@ -175,6 +175,8 @@ def load(
     context: int | None = None,
     cache: str | None = None,
     sequences: int | None = None,
+    devices: int | None = None,
+    mesh: Mesh | None = None,
 ) -> LoadedModel:
     """A model that can be called, from a path: `smelt.load("model.onnx")(pixels=x)["probabilities"]`.
 
@@ -183,9 +185,9 @@ def load(
     A model file is read, compiled and bound (`smelt.model.load`). A bundle (`.smelt`) is mapped, checked and runs
     without the modules that compile; `verify` and `keys` are for the check (`smelt.run.load`). A file that an
     executable of the pjrt engine saved gives that executable, for `prepare`. A language model (a Hugging Face folder,
-    a `.gguf` file, a bundle of one) takes `context`, `cache` and `sequences`; `smelt.llm.load` has the type for it.
-    Without `precision` a model file runs in f32, a language model in what suits its weights. An option that does not
-    apply is refused.
+    a `.gguf` file, a bundle of one) takes `context`, `cache` and `sequences`, one that is no bundle `devices` and
+    `mesh`, too; `smelt.llm.load` has the type for it. Without `precision` a model file runs in f32, a language model
+    in what suits its weights. An option that does not apply is refused.
     """
     given = {name: value for name, value in locals().items() if name != "path"}
     options = {name: value for name, value in given.items() if value != _OPTIONS[name]}
@@ -196,7 +198,7 @@ def load(
     if str(path).lower().endswith(".gguf") or os.path.isfile(os.path.join(path, "config.json")):
         _only(path, "a language model", options, "static", "sizes", "tune", "verify", "keys")
         return import_module("smelt.llm").load(path, **options)  # type: ignore[no-any-return]
-    _only(path, "a model file", options, "verify", "keys", "context", "cache", "sequences")
+    _only(path, "a model file", options, "verify", "keys", "context", "cache", "sequences", "devices", "mesh")
     return import_module("smelt.model").load(path, **options)  # type: ignore[no-any-return]
 
 
@@ -242,7 +244,7 @@ def _load_saved(path: str | Path, options: dict[str, Any]) -> Any:
 def _load_bundle(bundle: Any, path: str | Path, options: dict[str, Any]) -> Any:
     """A bundle; one of a language model takes `context` and `sequences`."""
     own: dict[str, Any] = {name: options.pop(name) for name in ("context", "sequences") if name in options}
-    _only(path, "a bundle", options, "cache")
+    _only(path, "a bundle", options, "cache", "devices", "mesh")
     model = bundle.load(path, _recompile, **options)
     if "language.json" in model.files:
         own |= {"memory_limit": options.get("memory_limit")}

@@ -42,6 +42,11 @@ def models_folder() -> Path | None:
     return Path(name) if name else None
 
 
+# A shell that runs the tests in the background has them ignore SIGINT; servers put Python's own handler back.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the texts of tests/golden again")
 

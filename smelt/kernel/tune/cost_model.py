@@ -76,7 +76,7 @@ def predict_cost(key: KernelKey, schedule: Schedule, machine: Machine) -> float:
         case TensorTile(columns):
             wide = columns or USUAL_COLUMNS
             tiles = key["groups"] * -(-key["rows"] // TENSOR_ROWS) * -(-key["columns"] // wide)
-            return -(-tiles // MULTIPROCESSORS) * key["depth"] * (wide + TENSOR_ROWS) / 64
+            return CALL + -(-tiles // MULTIPROCESSORS) * key["depth"] * (wide + TENSOR_ROWS) / 64
         case AttentionBlock(queries):
             block = queries or key["width"]
             blocks = -(-key["queries"] // block)
