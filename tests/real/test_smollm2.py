@@ -35,14 +35,13 @@ def check(model: LanguageModel, talk: dict[str, Any]) -> int:
     return same
 
 
-@pytest.mark.slow
-def test_greedy_answers_are_those_of_transformers(model: LanguageModel) -> None:
-    compared = [check(model, talk) for talk in TALKS]
+@pytest.mark.parametrize("talks", [TALKS[:3], pytest.param(TALKS[3:], marks=pytest.mark.slow)], ids=["first", "rest"])
+def test_greedy_answers_are_those_of_transformers(model: LanguageModel, talks: list[dict[str, Any]]) -> None:
+    compared = [check(model, talk) for talk in talks]
     print(f"{sum(compared)} tokens of {len(compared)} answers; {sum(n < 64 for n in compared)} ended at a near tie")
-    assert sum(compared) >= 0.9 * 64 * len(TALKS)
+    assert sum(compared) >= 0.9 * 64 * len(talks)
 
 
-@pytest.mark.slow
 def test_an_answer_ends_at_the_end_token(model: LanguageModel) -> None:
     answer = model.chat([{"role": "user", "content": "What is the capital of France?"}], max_tokens=40)
     assert (answer.text, answer.finish) == ("The capital of France is Paris.", "stop")
