@@ -226,13 +226,17 @@ QUESTIONS = {
 }
 
 
-def test_the_layout_names_files_that_exist() -> None:
+def test_the_layout_names_all_files_of_the_package_and_no_others() -> None:
     named = set(re.findall(r"`([\w./]+\.(?:pyi?|c|h|js))`", PAGES["docs/layout.md"]))
     places = [ROOT / place for place in ("smelt", "tests", "bench", "docs")]
     there = [f"/{path.relative_to(ROOT).as_posix()}" for place in places for path in place.rglob("*.*")]
     missing = [name for name in sorted(named) if not any(path.endswith(f"/{name}") for path in there)]
     assert len(named) > 300
     assert not missing, f"docs/layout.md names files that are not there: {', '.join(missing)}"
+    short = {name.rpartition("/")[2] for name in named} | {"__init__.py"}
+    sources = [path for path in there if path.startswith("/smelt/") and path.endswith((".py", ".c"))]
+    absent = [path for path in sources if path.rpartition("/")[2] not in short]
+    assert not absent, f"docs/layout.md does not name {', '.join(absent)}"
 
 
 @pytest.mark.parametrize(("question", "file"), QUESTIONS.items())

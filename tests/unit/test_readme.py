@@ -13,14 +13,12 @@ README = (ROOT / "README.md").read_text()
 def test_python_examples_run(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     blocks = re.findall(r"```python\n(.*?)```", README, re.S)
-    assert len(blocks) == 3
+    assert len(blocks) == 2
     names: dict = {}
     for block in blocks:
         exec(compile(block, "README.md", "exec"), names)
     printed = capsys.readouterr().out
     assert "(1, 10)" in printed
-    assert "stablehlo.tanh" in printed
-    assert names["y"].shape == (2, 4)
     up, up_bias, down, down_bias = (np.asarray(names["weights"][name], np.float64) for name in names["sizes"])
     scores = np.exp(np.maximum(names["image"] @ up.T + up_bias, 0) @ down.T + down_bias)
     np.testing.assert_allclose(names["probabilities"], scores / scores.sum(-1, keepdims=True), rtol=1e-5)
