@@ -247,7 +247,7 @@ def _variants(name: str) -> Iterator[str]:
 
     printer: Any = kernel_cuda
     usual, resident_blocks = tensor_tile.STAGES, printer.resident_blocks
-    texts = {each: getattr(tile_mma, each) for each in ("INSTRUCTIONS", "TILE", "FEW")}
+    texts = {each: getattr(tile_mma, each) for each in ("INSTRUCTIONS", "FEW")}
     wide, many = gemm_simt.wide_tile, gemm_simt.MANY_COLUMNS
     compiled, flags = cuda_compile.compile_cuda, cuda_compile.FLAGS
 

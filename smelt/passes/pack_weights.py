@@ -29,6 +29,7 @@ Packs = Mapping[tuple[str, str], int]
 NARROW = ("bf16", "f16")  # types of weights that an f32 GEMM widens
 LEAST, FEWEST = 8, 32  # output rows and columns, channels: Winograd gains nothing below these
 MANY = 512  # output pixels, for a kernel that changes
+MOST_TAPS = 64  # of a window: a bit of a word for each
 
 
 def pack_rules(width: int, *, simt: bool = False) -> list[Rule]:
@@ -106,7 +107,29 @@ def _pack_convolution(m: Match, width: int, packs: Packs, winograd: bool) -> Val
         made = m.build.op("smelt.packed_dot", rows, packed, result=result, layout=layout).result
         return _reshape(m, made, m.shape)
     taps |= {"layout": layout, "window": tuple(window)}
+    if (inside := _without_zeros(m, maps, tuple(window), depth, packs)) is not None:
+        maps, taps["padding"] = inside
     return m.build.op("smelt.packed_conv", maps, packed, result=m.shape, **taps).result
+
+
+def _without_zeros(
+    m: Match, maps: Value, window: tuple[Size, ...], depth: int, packs: Packs
+) -> tuple[Value, tuple[tuple[int, int], ...]] | None:
+    """The feature maps inside a frame of zeros, and the frame, where a kernel on tensor cores has zeros of its own."""
+    pad = m.edit.maker(maps)
+    taps = product(window)
+    if packs.get(("bf16", "bf16")) != OCTET or str(maps.shape.dtype) != "bf16" or depth % OCTET:
+        return None
+    if pad is None or pad.name != "stablehlo.pad" or not isinstance(taps, int) or taps > MOST_TAPS or len(window) > 2:
+        return None
+    inside, zero = m.edit.operands(pad)
+    maker = m.edit.maker(zero)
+    zeros = maker is not None and maker.name == "stablehlo.constant" and not maker.attrs["value"].array.any()
+    edges = [*zip(pad.attrs["edge_padding_low"], pad.attrs["edge_padding_high"], strict=True)]
+    plain = not any(pad.attrs["interior_padding"]) and edges[0] == edges[-1] == (0, 0)
+    if not zeros or not plain or min(map(min, edges)) < 0 or not inside.shape.is_static:
+        return None
+    return inside, tuple(edges[1:-1])
 
 
 def _layout(m: Match, stored: Value, width: int, packs: Packs) -> str | None:

@@ -1,7 +1,8 @@
 """GEMMs and convolutions on packed operands, which passes emit in place of `dot_general` and `convolution`.
 
 `smelt.relayout` stores a tensor in a `Layout`: the columns of a matrix cut into panels, for one. `smelt.packed_dot`
-multiplies by a matrix in a layout, `smelt.packed_conv` convolves padded feature maps [batch, y, x, channel] by one;
+multiplies by a matrix in a layout, `smelt.packed_conv` convolves feature maps [batch, y, x, channel] by one, with zeros
+around them where it has a `padding`;
 `smelt.depthwise_conv` is a depthwise convolution. Element types say what is multiplied: floats, bf16 with sums of f32,
 f32 by weights that are stored in 16 bits, or ui8 by i8 with exact sums of i32. All have reference semantics, so
 programs that hold them can be verified, printed and run by the reference engine.
@@ -17,7 +18,7 @@ import numpy as np
 from smelt.dim import Size, ceildiv, floordiv
 from smelt.dtype import Array, DType, bf16, f16, f32, i8, i32, ui8
 from smelt.frozen import Frozen
-from smelt.ir.attributes import INTS, STRING
+from smelt.ir.attributes import INTS, PAIRS, STRING
 from smelt.ir.core import Attrs, Op, Type
 from smelt.ir.ops.definition import Attr, Call, Frame, OpDef
 from smelt.ir.ops.linear import matmul
@@ -115,20 +116,29 @@ def _packed_dot(frame: Frame, op: Op, lhs: Array, rhs: Array) -> Array:
 
 
 class Taps(Frozen):
-    """Windows over padded feature maps [batch, y, x, channel]."""
+    """Windows over feature maps [batch, y, x, channel], with `padding` zeros before and behind each spatial axis."""
 
     window: tuple[int, ...]
     strides: tuple[int, ...]
     dilations: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...] = ()
 
     def out(self, sizes: Sequence[Size]) -> tuple[Size, ...]:
         """The windows that fit, along each axis of an image."""
-        each = zip(sizes, self.window, self.dilations, self.strides, strict=True)
-        return tuple(window_count(size, (0, 0), 1, window, dilation, stride) for size, window, dilation, stride in each)
+        each = zip(sizes, self.edges, self.window, self.dilations, self.strides, strict=True)
+        return tuple(
+            window_count(size, edge, 1, window, dilation, stride) for size, edge, window, dilation, stride in each
+        )
+
+    @property
+    def edges(self) -> tuple[tuple[int, int], ...]:
+        """The padding of every axis."""
+        return self.padding or ((0, 0),) * len(self.window)
 
 
 def taps_of(attrs: Attrs) -> Taps:
-    return Taps(*(tuple(attrs[name]) for name in ("window", "strides", "dilations")))
+    window, strides, dilations = (tuple(attrs[name]) for name in ("window", "strides", "dilations"))
+    return Taps(window, strides, dilations, tuple((low, high) for low, high in attrs.get("padding") or ()))
 
 
 def checked_taps(call: Call, images: Shape, window: Sequence[int]) -> Taps:
@@ -145,6 +155,8 @@ def checked_taps(call: Call, images: Shape, window: Sequence[int]) -> Taps:
         numbers = getattr(taps, name)
         fits = len(numbers) == images.rank - 2 and all(number >= least for number in numbers)
         call.require(fits, "", f"{name}: a number of at least {least} for each axis of an image", got=list(numbers))
+    fits = len(taps.edges) == images.rank - 2 and all(min(pair) >= 0 for pair in taps.edges)
+    call.require(fits, "", "padding: two numbers of at least 0 for each axis of an image", got=list(taps.padding))
     return taps
 
 
@@ -168,6 +180,7 @@ def _packed_conv(frame: Frame, op: Op, images: Array, panels: Array) -> Array:
     batch, *out, features = frame.shape(op.result.type)
     taps, groups = taps_of(op.attrs), panels.shape[0]
     depth = images.shape[-1] // groups * prod(taps.window)
+    images = np.pad(images, ((0, 0), *taps.edges, (0, 0)))
     reads = (under(images, taps, tap, out) for tap in np.ndindex(*taps.window))
     parts = [part.reshape(batch, -1, groups, images.shape[-1] // groups) for part in reads]
     # [group, batch, pixel, tap and channel]
@@ -249,11 +262,12 @@ def _winograd_conv(frame: Frame, op: Op, images: Array, panels: Array) -> Array:
 
 _LAYOUT = Attr("layout", STRING)
 _TAPS = tuple(Attr(name, INTS) for name in ("window", "strides", "dilations"))
+_PADDING = Attr("padding", PAIRS, None)
 
 ROWS = [
     OpDef("smelt.relayout", "x", _infer_relayout, _relayout, (_LAYOUT,)),
     OpDef("smelt.packed_dot", "lhs rhs", _infer_packed_dot, _packed_dot, (_LAYOUT,)),
-    OpDef("smelt.packed_conv", "images panels", _infer_packed_conv, _packed_conv, (_LAYOUT, *_TAPS)),
+    OpDef("smelt.packed_conv", "images panels", _infer_packed_conv, _packed_conv, (_LAYOUT, *_TAPS, _PADDING)),
     OpDef("smelt.winograd_conv", "images panels", _infer_winograd_conv, _winograd_conv),
     OpDef("smelt.depthwise_conv", "images kernel", _infer_depthwise_conv, _depthwise_conv, _TAPS[1:]),
 ]

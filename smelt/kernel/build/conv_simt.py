@@ -1,7 +1,8 @@
 """Convolution on a GPU: an implicit GEMM of pixels × output channels, without an im2col buffer; depthwise convolution.
 
 A block takes the next pixels of all feature maps of a batch, whatever their rows. Where each one's window begins is
-computed once, into shared memory. Where there are few tiles, each K-block has a block of its own (split-K).
+computed once, into shared memory, and for tensor cores, which taps of it are inside the feature map: the others are
+zeros. Where there are few tiles of f32, each K-block has a block of its own (split-K).
 """
 
 from __future__ import annotations
@@ -19,16 +20,19 @@ from smelt.ir.ops.packed import taps_of
 from smelt.kernel.build.conv import Window, with_rows
 from smelt.kernel.build.gemm import Columns, panel_slice
 from smelt.kernel.build.gemm_simt import (
+    K_STAGE,
     Tiled,
     across_panels,
     add_kept,
     at_most,
+    choose_tile,
     form_on_gpu,
     is_worth_splitting,
     tensor_tile,
 )
 from smelt.kernel.build.sinks import Output, simt_sink
-from smelt.kernel.loops.grammar import Expr, Load, Mma, Number, Place, Slice, add, scale, split
+from smelt.kernel.loops.form import Form
+from smelt.kernel.loops.grammar import Amount, Expr, Load, Mma, Number, Place, Slice, add, scale, split
 from smelt.kernel.loops.nest import Nest, tensor
 from smelt.kernel.loops.tensor_tile import TENSOR, TILE_ROWS
 from smelt.shape import Shape
@@ -37,6 +41,9 @@ from smelt.shape import Shape
 @simt_sink("smelt.packed_conv")
 def packed_conv(nest: Nest, op: Op, output: Output) -> None:
     form, sizes = form_on_gpu(op), tensor(op.result).sizes
+    if form in TENSOR and len(taps_of(op.attrs).window) <= 2:
+        _tensor_conv(nest, op, output, form)
+        return
     groups, count, lines, line = tensor(op.operands[1]).sizes
     *places, channels_out = with_rows(sizes)
     assert isinstance(groups, int)
@@ -66,7 +73,7 @@ def packed_conv(nest: Nest, op: Op, output: Output) -> None:
         there = at_most(nest, width, share, before)
         tile = Tiled(nest.tile("tile", form.total, TILE_ROWS * width), width, width, used, before, there)
         if form in TENSOR:
-            tile = tensor_tile(nest, width, used, before, there)
+            tile = tensor_tile(nest, TILE_ROWS, width, used, before, there)
         columns = Columns(before, width, tile.columns, form.total)
         with nullcontext(window.block(nest, form, at_block)) if splits else window.blocks(nest, form) as block:
             number, offset, done, taps, extent = block
@@ -91,6 +98,76 @@ def packed_conv(nest: Nest, op: Op, output: Output) -> None:
         with nest.loops((pixels, channels_out)) as (pixel, channel):
             total = add_kept(nest, parts, kept, (pixel, channel))
             output.finish(nest, op, index(pixel, channel), total)
+
+
+def _tensor_conv(nest: Nest, op: Op, output: Output, form: Form) -> None:
+    """Rows of a tile are pixels. Taps are read one by one where zeros surround the feature maps; else those of a row of
+    the window are adjacent."""
+    sizes, taps = tensor(op.result).sizes, taps_of(op.attrs)
+    groups, _, lines, line = tensor(op.operands[1]).sizes
+    *places, channels_out = with_rows(sizes)
+    assert isinstance(groups, int)
+    assert isinstance(lines, int)
+    assert isinstance(line, int)
+    assert isinstance(channels_out, int)
+    width, share = line // form.k_pack, channels_out // groups
+    window, padded = Window.of(nest, op, lines * form.k_pack), any(map(any, taps.edges))
+    pixels, count = product(places), prod(taps.window) if padded else window.taps
+    run = window.channels if padded else window.run
+    tall, wide = choose_tile(
+        nest.target, form, lambda rows: groups * ceildiv(pixels, rows), share, count * ceildiv(run, K_STAGE)
+    )
+    with nest.loops((groups, ceildiv(pixels, tall), ceildiv(share, wide))) as (group, part, number):
+        first, before = nest.let(scale(part, tall)), scale(number, wide)
+        used, there = at_most(nest, tall, pixels, first), at_most(nest, wide, share, before)
+        starts = nest.tile("starts", i64, 2 * tall if padded else tall)
+        with nest.loop(used, "lane") as i:
+            sample, *at = _pixel(nest, add(first, i), places)
+            begin = window.start(at, sample, group)
+            if padded:
+                corner = zip(taps.edges, window.axes[1:-1], strict=True)
+                begin = add(begin, *(-low * axis for (low, _), axis in corner))
+                nest.write(starts, add(i, tall), _find_taps(nest, op, at))
+            nest.write(starts, i, nest.let(begin))
+        tile = tensor_tile(nest, tall, wide, used, before, there)
+        panel = nest.let(scale(number, wide // width))
+        b = panel_slice(nest, op, (group, panel, Number(0)), Amount(run), Columns(before, width, there, f32))
+        rows, tap = Load(Place(starts, Number(0)), i64), window.tap_stride
+        turns: tuple[Expr, ...] = ()
+        if padded:
+            steps = [hole * axis for hole, axis in zip(taps.dilations, window.axes[1:-1], strict=True)]
+            tap = steps[-1]
+            turns = (Number(taps.window[-1]), Amount((steps[0] if len(steps) > 1 else 0) - taps.window[-1] * tap))
+        a = Slice(
+            Place(window.buffer, Number(0)),
+            (used, Amount(count), Amount(run)),
+            (rows, Amount(tap), Amount(window.k_stride)),
+        )
+        nest.emit(Mma(tile.sums, a, across_panels(nest, op, b), form, window=turns))
+
+        def index(row: Expr, column: Expr) -> tuple[Expr, ...]:
+            sample, *at = _pixel(nest, add(first, row), places)
+            return (sample, *(at if len(sizes) > 3 else at[1:]), add(scale(group, share), column))
+
+        tile.store_vectors(nest, op, output, share, index)
+
+
+def _find_taps(nest: Nest, op: Op, at: Sequence[Expr]) -> Expr:
+    """The taps of a pixel's window that are inside the feature map, one bit for each."""
+    taps, (_, *inside, _) = taps_of(op.attrs), tensor(op.operands[0]).sizes
+    found: Expr = Number(1)
+    axes = [
+        *zip(at[len(at) - len(inside) :], taps.window, taps.strides, taps.dilations, taps.edges, inside, strict=True)
+    ]
+    bits = 1
+    for place, count, stride, hole, (low, _), size in reversed(axes):
+        parts: list[Expr] = []
+        for tap in range(count):
+            where = nest.let(add(scale(place, stride), tap * hole - low))
+            there = nest.both(nest.less(Number(-1), where), nest.less(where, Amount(size)))
+            parts.append(nest.apply("select", there, nest.let(scale(found, 1 << (bits * tap))), Number(0), dtype=i64))
+        found, bits = nest.let(add(*parts)), bits * count
+    return found
 
 
 @simt_sink("smelt.depthwise_conv")

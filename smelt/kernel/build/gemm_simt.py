@@ -11,6 +11,7 @@ convolutions.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from smelt.dim import Size, ceildiv, floordiv, minimum
@@ -21,8 +22,9 @@ from smelt.kernel.build.sinks import Output, simt_sink
 from smelt.kernel.loops.form import F32_F16, FEW_BF16, FEW_F32_BF16, INT8, Form
 from smelt.kernel.loops.grammar import Amount, Expr, Mma, Number, Place, Set, Slice, add, scale, split
 from smelt.kernel.loops.nest import Index, Nest, flat, tensor
+from smelt.kernel.loops.simt import MULTIPROCESSORS
 from smelt.kernel.loops.tensor_tile import FEW_ROWS as FEW_TENSOR_ROWS
-from smelt.kernel.loops.tensor_tile import PAD, STAGES, TENSOR, TILE_ROWS, WIDTHS, stage_bytes
+from smelt.kernel.loops.tensor_tile import HALF_ROWS, PAD, STAGES, TENSOR, TILE_ROWS, WIDTHS, stage_bytes
 from smelt.kernel.tune.schedules import KernelKey, TensorTile
 from smelt.shape import Shape
 from smelt.target import Target
@@ -32,6 +34,10 @@ THREADS = 256  # of a block; with few rows each takes 4 columns of a K-block
 BUSY = 100  # blocks that keep a GPU busy
 PANEL, MOST_SUMS = 64, 1 << 23  # columns of a panel; sums of K-blocks that may be kept
 MANY_COLUMNS = 8192  # from here on a block with few rows takes 32 columns
+TILES = tuple((tall, wide) for tall in (TILE_ROWS, HALF_ROWS) for wide in WIDTHS if tall == TILE_ROWS or wide < 256)
+K_STAGE, VECTOR = 64, 8  # steps of a stage of bf16; columns that a thread stores together
+# A multiprocessor, by cycle: products of its tensor cores, bytes from the cache; cycles of a tile beside its stages.
+PRODUCTS, CACHE_RATE, BESIDE = 2048, 48, 2500
 
 
 def form_on_gpu(op: Op) -> Form:
@@ -167,22 +173,41 @@ def _many_rows(nest: Nest, op: Op, output: Output, form: Form, here: Size) -> No
     (groups, rows, depth), (shared, _, _, line) = tensor(lhs).sizes, tensor(panels).sizes
     columns = tensor(op.result).sizes[2]
     assert isinstance(line, int)
-    width, parts = line // form.k_pack, ceildiv(rows, TILE_ROWS)
+    width = line // form.k_pack
     key = KernelKey.of("tensor_gemm", groups=groups, rows=rows, depth=depth, columns=columns, bits=form.left.bits)
     asked = nest.choose_schedule(key, TensorTile).columns
-    fits = asked in WIDTHS and fits_shared_memory(nest.target, form, asked)
-    wide = asked if fits else wide_tile(nest.target, form, groups * parts, columns)
-    with nest.loops((groups * here, parts, ceildiv(columns, wide))) as (group, part, number):
-        first = nest.let(scale(part, TILE_ROWS))
-        before = nest.let(scale(number, wide))
-        used, there = at_most(nest, TILE_ROWS, rows, first), at_most(nest, wide, columns, before)
-        tile = tensor_tile(nest, wide, used, before, there)
+    tall, wide = TILE_ROWS, asked
+    if asked not in WIDTHS or not fits_shared_memory(nest.target, form, asked):
+        steps = ceildiv(depth, K_STAGE)
+        tall, wide = choose_tile(nest.target, form, lambda high: groups * ceildiv(rows, high), columns, steps)
+    with nest.loops((groups * here, ceildiv(rows, tall), ceildiv(columns, wide))) as (group, part, number):
+        first, before = nest.let(scale(part, tall)), scale(number, wide)
+        used, there = at_most(nest, tall, rows, first), at_most(nest, wide, columns, before)
+        tile = tensor_tile(nest, tall, wide, used, before, there)
         a = row_slice(nest, op, lhs, (group, first, Number(0)), (used, Amount(depth)))
         panel = nest.let(scale(number, wide // width))
         place = (Number(0) if shared == 1 else group, panel, Number(0))
         b = panel_slice(nest, op, place, Amount(depth), Columns(before, width, there, f32))
         nest.emit(Mma(tile.sums, a, across_panels(nest, op, b), form))
-        tile.store(nest, op, output, f32, lambda row, column: (group, add(first, row), column))
+        tile.store_vectors(nest, op, output, columns, lambda row, column: (group, add(first, row), column))
+
+
+def choose_tile(
+    target: Target, form: Form, parts: Callable[[int], Size], columns: Size, stages: Size
+) -> tuple[int, int]:
+    """(rows, columns) of a tile on tensor cores: those that are predicted to take least time. `parts`: the number of
+    tiles below each other, by their height; `stages`: of the ring, of a tile."""
+    tried: dict[tuple[int, int], float] = {}
+    for tall, wide in TILES:
+        tiles = parts(tall) * ceildiv(columns, wide)
+        if not isinstance(tiles, int) or not isinstance(stages, int):
+            return TILE_ROWS, wide_tile(target, form, parts(TILE_ROWS), columns)
+        if fits_shared_memory(target, form, wide, tall):
+            resident = min(2, target.cache_bytes[0] // (STAGES * stage_bytes(form, wide, tall))) or 1
+            each = max(tall * wide * K_STAGE / PRODUCTS, (tall + wide) * 2 * K_STAGE / CACHE_RATE)
+            turns = -(-tiles // MULTIPROCESSORS), -(-tiles // (resident * MULTIPROCESSORS))
+            tried[tall, wide] = turns[0] * stages * each + turns[1] * BESIDE
+    return min(tried, key=lambda size: tried[size]) if tried else (HALF_ROWS, WIDTHS[0])
 
 
 def wide_tile(target: Target, form: Form, parts: Size, columns: Size) -> int:
@@ -197,9 +222,9 @@ def wide_tile(target: Target, form: Form, parts: Size, columns: Size) -> int:
     return usual if dynamic and fits else least
 
 
-def fits_shared_memory(target: Target, form: Form, wide: int) -> bool:
-    """Whether a block has room for the stages of tiles with that many columns."""
-    return (STAGES if wide == WIDTHS[-1] else STAGES - 1) * stage_bytes(form, wide) <= target.cache_bytes[0]
+def fits_shared_memory(target: Target, form: Form, wide: int, tall: int = TILE_ROWS) -> bool:
+    """Whether a block has room for the stages of tiles of that size."""
+    return (STAGES if wide == WIDTHS[-1] else STAGES - 1) * stage_bytes(form, wide, tall) <= target.cache_bytes[0]
 
 
 def across_panels(nest: Nest, op: Op, b: Slice) -> Slice:
@@ -207,10 +232,10 @@ def across_panels(nest: Nest, op: Op, b: Slice) -> Slice:
     return Slice(b.place, (*b.sizes, Number(1)), (*b.strides, axis_stride(nest, op, op.operands[1], 1)))
 
 
-def tensor_tile(nest: Nest, wide: int, rows: Expr, first: Expr, columns: Expr) -> Tiled:
+def tensor_tile(nest: Nest, tall: int, wide: int, rows: Expr, first: Expr, columns: Expr) -> Tiled:
     """A block's tile of sums on tensor cores."""
     pitch = wide + PAD
-    return Tiled(nest.tile("tile", f32, TILE_ROWS * pitch), wide, pitch, rows, first, columns)
+    return Tiled(nest.tile("tile", f32, tall * pitch), wide, pitch, rows, first, columns)
 
 
 def at_most(nest: Nest, most: int, size: Size, first: Expr) -> Expr:
@@ -252,3 +277,19 @@ class Tiled:
             with nest.guard(nest.less(column, self.columns)):
                 value = nest.read(self.name, add(scale(row, self.pitch), column), element)
                 output.finish(nest, op, index(row, nest.let(add(self.first, column))), value)
+
+    def store_vectors(
+        self, nest: Nest, op: Op, output: Output, count: Size, index: Callable[[Expr, Expr], Index]
+    ) -> None:
+        """The same for sums of f32; a thread takes adjacent columns. `count`: columns of the whole result."""
+        if not isinstance(count, int) or count % VECTOR:
+            self.store(nest, op, output, f32, index)
+            return
+        with nest.loop(nest.let(scale(self.rows, self.width // VECTOR)), "lane") as at:
+            row, eighth = split(at, self.width // VECTOR)
+            row, column = nest.let(row), scale(eighth, VECTOR)
+            whole = count % self.width == 0
+            guard = nullcontext() if whole else nest.guard(nest.less(nest.let(column), self.columns))
+            with guard, nest.loop(VECTOR, "vector") as i:
+                value = nest.read(self.name, add(scale(row, self.pitch), column, i), f32)
+                output.finish(nest, op, index(row, add(self.first, column, i)), value)

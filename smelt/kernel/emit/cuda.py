@@ -15,6 +15,7 @@ from smelt.kernel import math
 from smelt.kernel.emit.kernel_cuda import CudaKernel
 from smelt.kernel.emit.plan_json import PlanWriter
 from smelt.kernel.emit.tile_cuda import micro_kernels
+from smelt.kernel.emit.vector_cuda import PACK
 from smelt.kernel.plan.memory import Memory
 from smelt.kernel.plan.plan import Kernel, Launch, Plan, walk
 from smelt.target import TileShape
@@ -112,4 +113,5 @@ class CudaSource:
         tiles = micro_kernels(text)
         shuffle = SHUFFLE if "smelt_shuffle_" in text else ""
         prefetch = PREFETCH if "smelt_prefetch_pieces(" in text else ""
-        return "".join([PRELUDE, math.prelude(tiles + text), prefetch, shuffle, tiles, text, "\n"])
+        pack = PACK if "smelt_pack<" in text else ""
+        return "".join([PRELUDE, math.prelude(tiles + text), prefetch, shuffle, tiles, pack, text, "\n"])

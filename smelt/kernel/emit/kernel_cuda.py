@@ -17,7 +17,9 @@ from smelt.errors import UnsupportedError
 from smelt.kernel import math
 from smelt.kernel.emit.printer import Printer, apply_text
 from smelt.kernel.emit.tile_cuda import FEW, MMA, TILE, TILED
-from smelt.kernel.emit.tile_mma import attend_call, few_call, tile_call
+from smelt.kernel.emit.tile_dense import tile_call
+from smelt.kernel.emit.tile_mma import attend_call, few_call
+from smelt.kernel.emit.vector_cuda import find_definitions, print_vector
 from smelt.kernel.loops.fold import identity
 from smelt.kernel.loops.form import KEYS_BF16
 from smelt.kernel.loops.grammar import (
@@ -52,6 +54,7 @@ from smelt.kernel.loops.tensor_tile import (
     resident_blocks,
     stage_bytes,
     tile_columns,
+    tile_rows,
 )
 from smelt.kernel.plan.plan import Kernel
 
@@ -62,6 +65,7 @@ PREFETCHED = ("next", "pieces", "stride", "bytes")  # address, number of pieces,
 AT_ONCE, MANY = 4, 1 << 20  # iterations of a thread together, where a map has many elements
 STAGED, STAGED_DYNAMIC = 16 << 10, 1024  # bytes of terms of a reduction in shared memory; terms, of a dynamic number,
 STAGED_BESIDE = 16 << 10  # beside at most this number of bytes
+SHORT_VECTOR = 16  # statements of an element, so that code for four vectors is short
 BATCHES, BATCH_CODE = (8, 4), 64  # iterations of a shared loop whose loads come first; the most statements of all
 
 
@@ -272,6 +276,9 @@ class StagePrinter(Printer):
                 return self.shared_loop(stmt, depth)
             case For(_, _, _, "warp") if not self.alone and self.stage.group == "block":
                 return self.warp_loop(stmt, depth)
+            case For(_, _, _, "vector"):
+                reads, rest = print_vector(self, stmt, depth + 1, self.definitions)
+                return [f"{pad}{{", *reads, *rest, f"{pad}}}"]
             case For(var, extent, body):
                 head = f"{pad}for (i64 {var.name} = 0; {var.name} < {self.expr(extent)}; {var.name}++) {{"
                 simple = self.alone and all(isinstance(each, Let | Set) for each in body)
@@ -333,7 +340,10 @@ class StagePrinter(Printer):
         count = WARP if self.stage.group == "warp" else self.stage.threads
         self.alone = True
         body = self.block(loop.body, depth + 1)
+        vectors = self.batch_vectors(loop, extent, count, depth)
         self.alone = False
+        if vectors is not None:
+            return self.fence(vectors, loop, pad)
         lines = self.batch_loads(loop, body, extent, count, pad)
         if lines is not None:
             return self.fence(lines, loop, pad)
@@ -365,6 +375,38 @@ class StagePrinter(Printer):
             *body,
             f"{pad}}}",
         ]
+
+    def batch_vectors(self, loop: For, extent: str, count: int, depth: int) -> list[str] | None:
+        """A loop on lanes over vectors: several iterations read theirs before any of them stores."""
+        *names, last = loop.body
+        if not (isinstance(last, For) and last.level == "vector" and all(isinstance(each, Let) for each in names)):
+            return None
+        several = 4 if len(last.body) <= SHORT_VECTOR else 2
+        pad, var = "  " * depth, loop.var.name
+        reads, rest = print_vector(self, last, depth + 1, self.definitions)
+        reads = [*self.block(names, depth + 1), *reads]
+        words = {word for line in reads for word in re.findall(r"(?:const )?[\w<>, ]+ (\w+)(?: = |;)", line)}
+        own = re.compile(rf"\b({'|'.join(sorted({var, *words}))})\b")
+
+        def copy(lines: list[str], i: int) -> list[str]:
+            return [own.sub(rf"\1_{i}", line) for line in lines]
+
+        heads = [[f"{pad}  const i64 {var}_{i} = {var}_next + {i * count};"] for i in range(several)]
+        return [
+            f"{pad}i64 {var}_next = {LANE};",
+            f"{pad}for (; {var}_next + {(several - 1) * count} < {extent}; {var}_next += {several * count}) {{",
+            *(line for i in range(several) for line in (*heads[i], *copy(reads, i))),
+            *(line for i in range(several) for line in copy(rest, i)),
+            f"{pad}}}",
+            f"{pad}for (i64 {var} = {var}_next; {var} < {extent}; {var} += {count}) {{",
+            *reads,
+            *rest,
+            f"{pad}}}",
+        ]
+
+    @property
+    def definitions(self) -> dict[Var, Expr]:
+        return find_definitions((*self.stage.before, *self.stage.body))
 
     def shared_fold(self, fold: Fold, depth: int) -> list[str]:
         """Its lanes are those of a warp, and halves are combined by shuffles. Every warp of a block computes it."""
@@ -457,9 +499,11 @@ class StagePrinter(Printer):
         ]
         name = mma.form.name
         if mma.form in TENSOR:
-            given = [*given[:5], *given[6:8], self.expr(mma.b.strides[2]), *given[8:]]
-            stages = self.stage.ring // stage_bytes(mma.form, tile_columns(mma))
-            function = tile_call(mma.form, tile_columns(mma), stages)
+            turns = [self.expr(each) for each in mma.window[:2]] or ["0", "0"]
+            given = [*given[:5], *turns, *given[6:8], self.expr(mma.b.strides[2]), *given[8:]]
+            tall, wide = tile_rows(mma, (tile for tile, _ in self.stage.tiles)), tile_columns(mma)
+            stages = self.stage.ring // stage_bytes(mma.form, wide, tall)
+            function = tile_call(mma.form, tall, wide, stages, window=bool(mma.window))
             return f"{function}({LANE}, smelt_shared, {', '.join(given)});"
         if mma.form in FEW_TENSOR:
             few = [given[i] for i in (0, 1, 3, 6, 7, 9, 10, 11, 12)]

@@ -14,8 +14,8 @@ together have all of its bits. Device functions in front of `LOADS` have counter
 from __future__ import annotations
 
 from smelt.kernel import math
+from smelt.kernel.emit.tile_dense import PAD, TILE, wgmma_texts
 from smelt.kernel.loops.form import KEYS_BF16, Form
-from smelt.kernel.loops.tensor_tile import WIDTHS
 
 INSTRUCTIONS = """\
 struct __align__(16) smelt_words { ui32 x[4]; };
@@ -61,13 +61,6 @@ inline void smelt_publish() { asm volatile("fence.proxy.async.shared::cta;" ::: 
 WGMMA_TEXT
 #endif
 #endif
-"""
-WGMMA = """\
-inline void smelt_wgmma(f32 (&d)[{count}], ui64 a, ui64 b) {{
-  asm volatile("wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.bf16.bf16 {{{places}}},"
-      " %{count}, %{next}, 1, 1, 1, 0, 0;"
-      : {values} : "l"(a), "l"(b));
-}}
 """
 LOADS = """\
 inline ui32 smelt_join(ui32 even, ui32 odd) { return even >> 16 | (odd & 0xffff0000u); }
@@ -319,188 +312,6 @@ template <int COLUMNS> inline void smelt_values(int lane, char *ring, i64 rows, 
   }
 }
 """
-TILE = """\
-// 16 bytes of a row in a slab of the ring. Banks of neighbouring rows differ; bf16: wgmma's swizzle of 64 bytes.
-template <class L> inline int smelt_chunk(int r, int chunk) {
-  return sizeof(L) == 2 ? r * 64 + (chunk ^ (r / 2 % 4)) * 16 : r * 128 + (chunk ^ (r % 8)) * 16;
-}
-template <class L, int COLUMNS, int STAGES> inline void smelt_tile(int lane, char *ring, i64 rows, const L *a,
-    const i64 *starts, i64 row, i64 tap, const ui16 *b, i64 line, i64 panel, i64 taps, i64 count, f32 *acc, i64 width,
-    i64 columns, i64 accumulate) {
-  enum {
-    SLABS = smelt_left<L>::SLABS, PARTS = smelt_left<L>::PARTS, STEPS = 32 * SLABS, LEFT = 128 * 32 * sizeof(L),
-    PITCH = 16 * COLUMNS + SMELT_PAD(L), STAGE = (128 * 128 + SLABS * 4 * (16 * COLUMNS + 32) + 1023) / 1024 * 1024,
-    HIGH = COLUMNS == 64 ? 32 : 64, WIDE = COLUMNS == 256 ? 64 : 32, ACROSS = COLUMNS / WIDE
-  };
-  const i64 lines = (count + 7) / 8, each = (count + STEPS - 1) / STEPS, stages = taps * each;
-  // A thread copies 16 bytes of 4 rows, and of one column in every other line.
-  const int chunk = lane % 8, first_row = lane / 8, column = lane % COLUMNS, first_line = lane / COLUMNS;
-  const int per_slab = 32 * sizeof(L) / 16;
-  const int to_row = chunk / per_slab * LEFT + smelt_chunk<L>(first_row, chunk % per_slab);
-  const int to_line = SLABS * LEFT + first_line * PITCH + column * 16;
-  const bool has_column = column / 64 * 64 < columns;
-  const ui16 *w = b + column / 64 * panel + first_line * line + column % 64 * 8;
-  const L *from[4];
-  bool there[4], aligned = (ui64)(tap * (i64)sizeof(L)) % 16 == 0;
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    const i64 at = first_row + 32 * i;
-    there[i] = at < rows;
-    from[i] = a + (there[i] ? (starts ? starts[at] : at * row) : 0) + 16 / (int)sizeof(L) * chunk;
-    aligned = aligned && (ui64)from[i] % 16 == 0;
-  }
-  i64 next_tap = 0, next_k = 0;
-  int next_slot = 0;
-  const auto fetch = [&]() {  // the next stage, if there is one
-    char *slot = ring + next_slot * STAGE;
-    next_slot = next_slot + 1 == STAGES ? 0 : next_slot + 1;
-    if (next_tap < taps) {
-      const int left = count - next_k < STEPS ? (int)(count - next_k) : STEPS;
-      const int bytes = left * (int)sizeof(L) - 16 * chunk;
-      const int used = bytes < 0 ? 0 : bytes < 16 ? bytes : 16;
-#pragma unroll
-      for (int i = 0; i < 4; i++) {
-        char *to = slot + to_row + i * 32 * 32 * (int)sizeof(L);
-        if (aligned) {
-          smelt_copy_async(to, from[i], there[i] ? used : 0);
-        } else {
-#pragma unroll
-          for (int e = 0; e < (int)(16 / sizeof(L)); e++)
-            ((L *)to)[e] = there[i] && e * (int)sizeof(L) < used ? from[i][e] : (L)0;
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < SLABS * COLUMNS / 64; i++) {
-        const int more = 256 / COLUMNS * i;
-        const bool here = has_column && 8 * (first_line + more) < left;
-        smelt_copy_async(slot + to_line + more * PITCH, w + more * line, here ? 16 : 0);
-      }
-      next_k += STEPS;
-      const bool last = next_k >= count;
-      w += (last ? lines - (each - 1) * (STEPS / 8) : STEPS / 8) * line;
-#pragma unroll
-      for (int i = 0; i < 4; i++) from[i] += last ? tap - (each - 1) * STEPS : STEPS;
-      if (last) { next_k = 0; next_tap++; }
-    }
-    smelt_copy_commit();
-  };
-  const int warp = lane / 32, group = lane % 32 / 4, member = lane % 4;
-#ifdef SMELT_WGMMA
-  if constexpr (sizeof(L) == 2) {
-    f32 sum[COLUMNS / 2];
-#pragma unroll
-    for (int i = 0; i < COLUMNS / 2; i++) sum[i] = 0;
-    // Descriptors: address, distance of core matrices along K and along rows, swizzle (0: none, 2: 64 bytes).
-    const ui64 left_form = (ui64)1 << 16 | (ui64)(512 >> 4) << 32 | (ui64)2 << 62;
-    const ui64 right_form = (ui64)(PITCH >> 4) << 16 | (ui64)(128 >> 4) << 32;
-#pragma unroll
-    for (int i = 0; i < STAGES - 2; i++) fetch();
-    for (i64 stage = 0; stage < stages; stage++) {
-      smelt_copy_wait<STAGES - 3>();
-      smelt_publish();
-      __syncthreads();  // the stage is there, and the one before the last is multiplied
-      const ui32 slot = smelt_shared_address(ring + stage % STAGES * STAGE);
-      smelt_wgmma_fence();
-#pragma unroll
-      for (int s = 0; s < SLABS; s++)
-#pragma unroll
-        for (int half = 0; half < 2; half++)
-          smelt_wgmma(sum, left_form | (slot + s * LEFT + warp / 4 * 4096 + half * 32) >> 4,
-                      right_form | (slot + SLABS * LEFT + (s * 4 + half * 2) * PITCH) >> 4);
-      smelt_wgmma_commit();
-      fetch();
-      smelt_wgmma_wait<1>();
-    }
-    smelt_wgmma_wait<0>();
-    smelt_copy_wait<0>();
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < COLUMNS / 2; i++) {
-      const i64 at = warp * 16 + group + i / 2 % 2 * 8, column = i / 4 * 8 + 2 * member + i % 2;
-      if (at >= rows || column >= columns) continue;
-      f32 *to = acc + at * width + column;
-      *to = accumulate ? *to + sum[i] : sum[i];
-    }
-    return;
-  }
-#endif
-  const int high = warp / ACROSS * HIGH, wide = warp % ACROSS * WIDE;
-  f32 sum[HIGH / 16][WIDE / 8][4] = {};
-#pragma unroll
-  for (int i = 0; i < STAGES - 1; i++) fetch();
-  for (i64 stage = 0; stage < stages; stage++) {
-    smelt_copy_wait<STAGES - 2>();
-    __syncthreads();  // the stage is there, and the one before is multiplied
-    fetch();
-    const char *slot = ring + stage % STAGES * STAGE;
-#pragma unroll
-    for (int s = 0; s < SLABS; s++) {
-      smelt_words y[WIDE / 8];
-#pragma unroll
-      for (int j = 0; j < WIDE / 8; j++)
-        y[j] = *(const smelt_words *)(slot + SLABS * LEFT + (s * 4 + member) * PITCH + (wide + 8 * j + group) * 16);
-#pragma unroll
-      for (int i = 0; i < HIGH / 16; i++) {
-        smelt_words x[2][PARTS];
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-          const int r = high + 16 * i + 8 * h + group;
-          if (sizeof(L) == 2) {
-            x[h][0] = *(const smelt_words *)(slot + s * LEFT + smelt_chunk<L>(r, member));
-          } else {
-            __align__(16) smelt_words both[2];
-            both[0] = *(const smelt_words *)(slot + s * LEFT + smelt_chunk<L>(r, 2 * member));
-            both[1] = *(const smelt_words *)(slot + s * LEFT + smelt_chunk<L>(r, 2 * member + 1));
-            smelt_left<L>::words((const L *)both, x[h]);
-          }
-        }
-#pragma unroll
-        for (int p = 0; p < PARTS; p++)
-#pragma unroll
-          for (int half = 0; half < 2; half++) {
-            const ui32 z[4] = {x[0][p].x[2 * half], x[1][p].x[2 * half],
-                               x[0][p].x[2 * half + 1], x[1][p].x[2 * half + 1]};
-#pragma unroll
-            for (int j = 0; j < WIDE / 8; j++) smelt_mma_sync(sum[i][j], z, y[j].x + 2 * half);
-          }
-      }
-    }
-  }
-  smelt_copy_wait<0>();
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < HIGH / 16; i++)
-#pragma unroll
-    for (int j = 0; j < WIDE / 8; j++)
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
-        const i64 at = high + 16 * i + group + e / 2 * 8, column = wide + 8 * j + 2 * member + e % 2;
-        if (at >= rows || column >= columns) continue;
-        f32 *to = acc + at * width + column;
-        *to = accumulate ? *to + sum[i][j][e] : sum[i][j][e];
-      }
-}
-"""
-# The rows of the panels in a stage: wgmma takes them as they are, mma.sync's threads then read different banks.
-PAD = """\
-#ifdef SMELT_WGMMA
-#define SMELT_PAD(L) (sizeof(L) == 2 ? 0 : 32)
-#else
-#define SMELT_PAD(L) 32
-#endif
-"""
-
-
-def _wgmma_text(columns: int) -> str:
-    count = columns // 2
-    places = ", ".join(f"%{i}" for i in range(count))
-    values = ", ".join(f'"+f"(d[{i}])' for i in range(count))
-    return WGMMA.format(columns=columns, count=count, next=count + 1, places=places, values=values)
-
-
-def tile_call(form: Form, columns: int, stages: int) -> str:
-    """The name of the function that multiplies 128 rows by this number of columns."""
-    return f"smelt_tile<{math.storage(form.left)}, {columns}, {stages}>"
 
 
 def few_call(form: Form, columns: int) -> str:
@@ -521,7 +332,7 @@ def tensor_kernels(text: str) -> str:
     )
     if not (tile or few or attend):
         return ""
-    instructions = INSTRUCTIONS.replace("WGMMA_TEXT\n", "".join(map(_wgmma_text, WIDTHS)) if tile else "")
+    instructions = INSTRUCTIONS.replace("WGMMA_TEXT\n", wgmma_texts() if tile else "")
     return "".join(
         [instructions, LOADS, *([FEW] if few else []), *([ATTEND] if attend else []), *([PAD, TILE] if tile else [])]
     )

@@ -5,6 +5,7 @@ prints it as source.
     Stmt  := For | While | If | Let | Declare | Set | Store | Tile | Transpose | Fold | Mma | BlockMma | Fail
     Level := "serial" (may be parallelised) | "ordered" | "core" (parallel over cores) | "lane" (vectorised)
              | "warp" (of a GPU: independent iterations on the warps of a block, else in order)
+             | "vector" (of a GPU: adjacent elements of one thread, which it reads and writes together)
     Place := (buffer or tile, index)      Slice := (place, sizes, strides)
 
 Index arithmetic is `i64`, and affine wherever possible: a sum of expressions times sizes. A size is a number or a
@@ -25,7 +26,7 @@ from smelt.dtype import DType, f32, i1, i64
 from smelt.frozen import Frozen
 from smelt.kernel.loops.form import Form
 
-Level = Literal["serial", "ordered", "core", "lane", "warp"]
+Level = Literal["serial", "ordered", "core", "lane", "warp", "vector"]
 Space = Literal["device", "shared", "local"]  # on a CPU `local` is the stack of a core
 Vector = Literal["none", "any", "whole", "masked"]
 SHORT, LANES = 64, 32  # of a `Fold`
@@ -243,6 +244,8 @@ class Mma(Frozen):
     as many adjacent elements as b has, for a later call; None: they are in the cache.
     On a GPU a call may take more steps than a K-block of the form, and the row stride of `a` may be a load of the first
     element of a tile: then row i begins as many elements after the place of `a` as element i of that tile says.
+    `window`: (taps of a row of a window, elements from the end of such a row to the next one). Then the second half of
+    that tile says by bit t of its element i whether tap t of row i is there; others are zeros.
     """
 
     acc: Slice
@@ -251,6 +254,7 @@ class Mma(Frozen):
     form: Form
     accumulate: Expr = Number(0)
     prefetch: Chunk | Place | None = None
+    window: tuple[Expr, ...] = ()
 
 
 class BlockMma(Frozen):

@@ -46,7 +46,16 @@ from smelt.kernel.loops.grammar import (
     used_variables,
     walk_statements,
 )
-from smelt.kernel.loops.tensor_tile import ATTEND, FEW_TENSOR, TENSOR, ring_bytes, shares_memory
+from smelt.kernel.loops.tensor_tile import (
+    ATTEND,
+    DEEP_STAGES,
+    FEW_TENSOR,
+    STAGES,
+    TENSOR,
+    ring_bytes,
+    shares_memory,
+    tile_rows,
+)
 from smelt.kernel.plan.plan import Kernel
 
 Group = Literal["thread", "warp", "block"]
@@ -55,6 +64,7 @@ SHARED = 48 << 10  # bytes of a block's shared memory that every device has
 MICRO_KERNEL = 15 << 10  # bytes of it that a micro-kernel of a block stages operands in
 SHARED_BY_WARPS = SHARED // 8  # bytes of tiles: with more, too few warps have room
 MANY_ROWS = 1024  # iterations that keep a GPU busy with a warp each
+MULTIPROCESSORS = 132  # of a large GPU: that many blocks have one each
 ONE_BLOCK = 64 * THREADS  # iterations of a map that one block may run, after what is in front of it
 SLOT = 16  # bytes of a saved variable: the largest element type
 ALIGN = 16
@@ -200,7 +210,9 @@ def _stage(part: _Part, saved: Saved, room: int) -> Stage:
     ring, threads, scratch = 0, THREADS, 0
     spilled: tuple[tuple[Tile, int], ...] = ()
     if products:
-        ring, tiles, shared = _around(products, found, room)
+        count = static_extent(extent)
+        few = isinstance(count, int) and count <= MULTIPROCESSORS
+        ring, tiles, shared = _around(products, found, room, DEEP_STAGES if few else STAGES)
     else:
         multiplies = _has(body, Mma | BlockMma | Transpose)
         threads, tiles, spilled, shared, scratch = _memory(group, found, multiplies)
@@ -332,13 +344,16 @@ def _memory(
     return WARP * warps, tuple(placed), tuple(spilled), shared, scratch
 
 
-def _around(products: Sequence[Mma], tiles: Sequence[Tile], room: int) -> tuple[int, tuple[tuple[Tile, int], ...], int]:
+def _around(
+    products: Sequence[Mma], tiles: Sequence[Tile], room: int, stages: int
+) -> tuple[int, tuple[tuple[Tile, int], ...], int]:
     """(bytes of operands of tensor cores, tiles behind them, bytes of all). One product's sums share its memory."""
     alone = len(products) == 1 and shares_memory(products[0])
     sums = products[0].acc.place.array if alone else None
     beside = [tile for tile in dict.fromkeys(tiles) if tile.name != sums]
     left = room - sum(_round_up(tile_bytes(tile)) for tile in beside)
-    ring = max(ring_bytes(each, left) for each in products)
+    heights = [tile_rows(each, tiles) if each.form in TENSOR else 0 for each in products]
+    ring = max(ring_bytes(each, left, rows, stages) for each, rows in zip(products, heights, strict=True))
     placed = [(tile, 0) for tile in dict.fromkeys(tiles) if tile.name == sums]
     at = max(ring, *(_round_up(tile_bytes(tile)) for tile, _ in placed)) if placed else ring
     for tile in beside:

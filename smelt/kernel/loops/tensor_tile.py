@@ -5,6 +5,8 @@ Builders choose one, `loops.simt` finds room for it, `emit.tile_mma` has the fun
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from smelt.kernel.loops.form import (
     FEW_BF16,
     FEW_F32_BF16,
@@ -14,30 +16,32 @@ from smelt.kernel.loops.form import (
     VALUES_BF16,
     Form,
 )
-from smelt.kernel.loops.grammar import Amount, Mma, Number
+from smelt.kernel.loops.grammar import Amount, Mma, Number, Tile
 
 TENSOR, FEW_TENSOR = (TENSOR_BF16, TENSOR_F32_BF16), (FEW_BF16, FEW_F32_BF16)
 ATTEND = KEYS_BF16, VALUES_BF16
 TILE_ROWS, FEW_ROWS, ATTEND_ROWS = 128, 32, 8
+HALF_ROWS = 64  # of a tile where there are few of them
 WIDTHS = (64, 128, 256)  # columns of a tile
-STAGES = 4  # of the ring of operands, where there is room
+STAGES, DEEP_STAGES = 4, 8  # of the ring of operands, where there is room: a block may be alone on its multiprocessor
 WARPS = 8  # of a block
 ALIGN = 1024  # bytes of a stage
 PAD = 8  # elements after each row of sums: neighbouring rows begin in other banks
 
 
-def stage_bytes(form: Form, columns: int) -> int:
+def stage_bytes(form: Form, columns: int, rows: int = TILE_ROWS) -> int:
     """A stage: 128 bytes of each row, which are 64 steps of bf16 or 32 of f32, and as many steps of the columns."""
     steps = 128 * 8 // form.left.bits
-    used = TILE_ROWS * 128 + steps // 8 * (16 * columns) + steps // 32 * 128
+    used = rows * 128 + steps // 8 * (16 * columns) + steps // 32 * 128
     return -(-used // ALIGN) * ALIGN
 
 
-def ring_bytes(mma: Mma, room: int) -> int:
-    """The bytes for operands or parts of the sums of a product that has this number of bytes at most."""
+def ring_bytes(mma: Mma, room: int, rows: int = TILE_ROWS, stages: int = STAGES) -> int:
+    """The bytes for operands or parts of the sums of a product that has this number of bytes at most. `rows`, `stages`:
+    of a tile, and of its ring at most."""
     if mma.form in TENSOR:
-        each = stage_bytes(mma.form, tile_columns(mma))
-        return min(STAGES, room // each) * each
+        each = stage_bytes(mma.form, tile_columns(mma), rows)
+        return min(stages, room // each) * each
     if mma.form is KEYS_BF16:
         depth = mma.a.strides[0]
         assert isinstance(depth, Number)
@@ -70,13 +74,14 @@ def few_columns(mma: Mma) -> int:
     return int(pitch.value.real)
 
 
-def tile_bytes(columns: int) -> int:
-    return 4 * TILE_ROWS * (columns + PAD)
-
-
 def tile_columns(mma: Mma) -> int:
     """The columns of the tile that a product fills."""
     return few_columns(mma) - PAD
+
+
+def tile_rows(mma: Mma, tiles: Iterable[Tile]) -> int:
+    """The rows of the tile that a product fills, which is one of these."""
+    return next(each.count // few_columns(mma) for each in tiles if each.name == mma.acc.place.array)
 
 
 def shares_memory(mma: Mma) -> bool:

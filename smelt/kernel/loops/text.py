@@ -42,7 +42,9 @@ from smelt.kernel.loops.grammar import (
 )
 from smelt.kernel.plan.plan import Kernel
 
-_LEVELS = {"serial": "", "ordered": " in order", "core": " on cores", "lane": " on lanes", "warp": " on warps"}
+_LEVELS = {"serial": "", "ordered": " in order"} | {
+    level: f" on {level}s" for level in ("core", "lane", "warp", "vector")
+}
 
 
 def kernel_text(kernel: Kernel) -> str:

@@ -1,0 +1,247 @@
+"""Tiles of many rows by bf16 weights on tensor cores as CUDA: `smelt_tile`, for GEMM and convolution (implicit GEMM).
+
+`cp.async` fills a ring of stages in shared memory: 128 bytes of each row, and as many steps of K of the columns.
+`wgmma` multiplies them on sm_90, else `mma.sync`. Of 128 rows each of two warpgroups has half, of 64 rows all and half
+of the columns. A window (convolution) says by one bit for each tap of a row whether it is inside the feature map;
+others are zeros. `tile_mma.py` puts it into programs, and has the instructions and what loads rows.
+"""
+
+from __future__ import annotations
+
+from smelt.kernel import math
+from smelt.kernel.loops.form import Form
+
+WGMMA = """\
+inline void smelt_wgmma(f32 (&d)[{count}], ui64 a, ui64 b) {{
+  asm volatile("wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.bf16.bf16 {{{places}}},"
+      " %{count}, %{next}, 1, 1, 1, 0, 0;"
+      : {values} : "l"(a), "l"(b));
+}}
+"""
+INSTRUCTION_COLUMNS = (32, 64, 128, 256)
+TILE = """\
+// 16 bytes of a row in a slab of the ring. Banks of neighbouring rows differ; bf16: wgmma's swizzle of 64 bytes.
+template <class L> inline int smelt_chunk(int r, int chunk) {
+  return sizeof(L) == 2 ? r * 64 + (chunk ^ (r / 2 % 4)) * 16 : r * 128 + (chunk ^ (r % 8)) * 16;
+}
+struct __align__(8) smelt_pair { f32 x[2]; };
+inline void smelt_keep_pair(f32 *to, f32 x, f32 y, i64 accumulate) {
+  smelt_pair pair = {{x, y}};
+  if (accumulate) {
+    pair.x[0] = to[0] + x;
+    pair.x[1] = to[1] + y;
+  }
+  *(smelt_pair *)to = pair;
+}
+// Rows begin at `starts`, or `row` apart. Taps are `tap` apart, after every `across` of them `turn` more. WINDOW: bit t
+// of element ROWS + r of `starts` says whether tap t of row r is there.
+template <class L, int ROWS, int COLUMNS, int STAGES, bool WINDOW> inline void smelt_tile(int lane, char *ring,
+    i64 rows, const L *a, const i64 *starts, i64 row, i64 tap, i64 across, i64 turn, const ui16 *b, i64 line,
+    i64 panel, i64 taps, i64 count, f32 *acc, i64 width, i64 columns, i64 accumulate) {
+  enum {
+    SLABS = smelt_left<L>::SLABS, PARTS = smelt_left<L>::PARTS, STEPS = 32 * SLABS, LEFT = ROWS * 32 * sizeof(L),
+    PITCH = 16 * COLUMNS + SMELT_PAD(L), STAGE = (ROWS * 128 + SLABS * 4 * (16 * COLUMNS + 32) + 1023) / 1024 * 1024,
+    WIDE = COLUMNS == 256 ? 64 : ROWS == 64 && COLUMNS == 64 ? 16 : 32, ACROSS = COLUMNS / WIDE,
+    HIGH = ROWS * ACROSS / 8, OWN = ROWS / 32
+  };
+  const i64 lines = (count + 7) / 8, each = (count + STEPS - 1) / STEPS, stages = taps * each;
+  // A thread copies 16 bytes of OWN rows, and of one column in every other line.
+  const int chunk = lane % 8, first_row = lane / 8, column = lane % COLUMNS, first_line = lane / COLUMNS;
+  const int per_slab = 32 * sizeof(L) / 16;
+  const int to_row = chunk / per_slab * LEFT + smelt_chunk<L>(first_row, chunk % per_slab);
+  const int to_line = SLABS * LEFT + first_line * PITCH + column * 16;
+  const bool has_column = column / 64 * 64 < columns;
+  const ui16 *w = b + column / 64 * panel + first_line * line + column % 64 * 8;
+  i64 line_k = 0, line_stage = 0;
+  int line_slot = 0;
+  const auto fetch_lines = [&]() {  // of the next stage, if there is one
+    char *slot = ring + line_slot * STAGE;
+    line_slot = line_slot + 1 == STAGES ? 0 : line_slot + 1;
+    if (line_stage++ >= stages) return;
+    const i64 left = count - line_k;
+#pragma unroll
+    for (int i = 0; i < SLABS * COLUMNS / 64; i++) {
+      const int more = 256 / COLUMNS * i;
+      const bool here = has_column && 8 * (first_line + more) < left;
+      smelt_copy_async(slot + to_line + more * PITCH, w + more * line, here ? 16 : 0);
+    }
+    line_k += STEPS;
+    const bool last = line_k >= count;
+    w += (last ? lines - (each - 1) * (STEPS / 8) : STEPS / 8) * line;
+    if (last) line_k = 0;
+  };
+  const L *from[OWN];
+  ui64 there[OWN];
+  bool aligned = (ui64)((tap | turn) * (i64)sizeof(L)) % 16 == 0;
+#pragma unroll
+  for (int i = 0; i < OWN; i++) {
+    const i64 at = first_row + 32 * i;
+    there[i] = at >= rows ? 0 : WINDOW ? (ui64)starts[ROWS + at] : 1;
+    from[i] = a + (at < rows ? (starts ? starts[at] : at * row) : 0) + 16 / (int)sizeof(L) * chunk;
+    aligned = aligned && (ui64)from[i] % 16 == 0;
+  }
+  i64 next_tap = 0, next_k = 0, next_across = 0;
+  int next_slot = 0;
+  const auto fetch_rows = [&]() {  // of the next stage, if there is one
+    char *slot = ring + next_slot * STAGE;
+    next_slot = next_slot + 1 == STAGES ? 0 : next_slot + 1;
+    if (next_tap < taps) {
+      const int left = count - next_k < STEPS ? (int)(count - next_k) : STEPS;
+      const int bytes = left * (int)sizeof(L) - 16 * chunk;
+      const int used = bytes < 0 ? 0 : bytes < 16 ? bytes : 16;
+#pragma unroll
+      for (int i = 0; i < OWN; i++) {
+        char *to = slot + to_row + i * 32 * 32 * (int)sizeof(L);
+        const bool here = WINDOW ? there[i] >> next_tap & 1 : there[i];
+        if (aligned) {
+          smelt_copy_async(to, from[i], here ? used : 0);
+        } else {
+#pragma unroll
+          for (int e = 0; e < (int)(16 / sizeof(L)); e++)
+            ((L *)to)[e] = here && e * (int)sizeof(L) < used ? from[i][e] : (L)0;
+        }
+      }
+      next_k += STEPS;
+      i64 move = STEPS;
+      if (next_k >= count) {
+        next_k = 0;
+        next_tap++;
+        move = tap - (each - 1) * STEPS;
+        if (++next_across == across) {
+          next_across = 0;
+          move += turn;
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < OWN; i++) from[i] += move;
+    }
+    smelt_copy_commit();
+  };
+  const int warp = lane / 32, group = lane % 32 / 4, member = lane % 4;
+#ifdef SMELT_WGMMA
+  if constexpr (sizeof(L) == 2) {
+    enum { N = ROWS == 128 ? COLUMNS : COLUMNS / 2 };
+    f32 sum[N / 2];
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) sum[i] = 0;
+    // Descriptors: address, distance of core matrices along K and along rows, swizzle (0: none, 2: 64 bytes).
+    const ui64 left_form = (ui64)1 << 16 | (ui64)(512 >> 4) << 32 | (ui64)2 << 62;
+    const ui64 right_form = (ui64)(PITCH >> 4) << 16 | (ui64)(128 >> 4) << 32;
+    const int own_rows = ROWS == 128 ? warp / 4 * 64 : 0, own_columns = ROWS == 128 ? 0 : warp / 4 * N;
+#pragma unroll
+    for (int i = 0; i < STAGES - 2; i++) fetch_lines();  // of weights, which no launch writes
+    smelt_await();
+#pragma unroll
+    for (int i = 0; i < STAGES - 2; i++) fetch_rows();
+    int now = 0;
+    for (i64 stage = 0; stage < stages; stage++) {
+      smelt_copy_wait<STAGES - 3>();
+      smelt_publish();
+      __syncthreads();  // the stage is there, and the one before the last is multiplied
+      const ui32 slot = smelt_shared_address(ring + now * STAGE);
+      now = now + 1 == STAGES ? 0 : now + 1;
+      smelt_wgmma_fence();
+#pragma unroll
+      for (int s = 0; s < SLABS; s++)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+          smelt_wgmma(sum, left_form | (slot + s * LEFT + own_rows * 64 + half * 32) >> 4,
+                      right_form | (slot + SLABS * LEFT + (s * 4 + half * 2) * PITCH + own_columns * 16) >> 4);
+      smelt_wgmma_commit();
+      fetch_lines();
+      fetch_rows();
+      smelt_wgmma_wait<1>();
+    }
+    smelt_wgmma_wait<0>();
+    smelt_copy_wait<0>();
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < N / 2; i += 2)
+      smelt_keep_pair(acc + (own_rows + warp % 4 * 16 + group + i / 2 % 2 * 8) * width + own_columns + i / 4 * 8 +
+                          2 * member, sum[i], sum[i + 1], accumulate);
+    return;
+  }
+#endif
+  const int high = warp / ACROSS * HIGH, wide = warp % ACROSS * WIDE;
+  f32 sum[HIGH / 16][WIDE / 8][4] = {};
+#pragma unroll
+  for (int i = 0; i < STAGES - 1; i++) fetch_lines();
+  smelt_await();
+#pragma unroll
+  for (int i = 0; i < STAGES - 1; i++) fetch_rows();
+  for (i64 stage = 0; stage < stages; stage++) {
+    smelt_copy_wait<STAGES - 2>();
+    __syncthreads();  // the stage is there, and the one before is multiplied
+    fetch_lines();
+    fetch_rows();
+    const char *slot = ring + stage % STAGES * STAGE;
+#pragma unroll
+    for (int s = 0; s < SLABS; s++) {
+      smelt_words y[WIDE / 8];
+#pragma unroll
+      for (int j = 0; j < WIDE / 8; j++)
+        y[j] = *(const smelt_words *)(slot + SLABS * LEFT + (s * 4 + member) * PITCH + (wide + 8 * j + group) * 16);
+#pragma unroll
+      for (int i = 0; i < HIGH / 16; i++) {
+        smelt_words x[2][PARTS];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+          const int r = high + 16 * i + 8 * h + group;
+          if (sizeof(L) == 2) {
+            x[h][0] = *(const smelt_words *)(slot + s * LEFT + smelt_chunk<L>(r, member));
+          } else {
+            __align__(16) smelt_words both[2];
+            both[0] = *(const smelt_words *)(slot + s * LEFT + smelt_chunk<L>(r, 2 * member));
+            both[1] = *(const smelt_words *)(slot + s * LEFT + smelt_chunk<L>(r, 2 * member + 1));
+            smelt_left<L>::words((const L *)both, x[h]);
+          }
+        }
+#pragma unroll
+        for (int p = 0; p < PARTS; p++)
+#pragma unroll
+          for (int half = 0; half < 2; half++) {
+            const ui32 z[4] = {x[0][p].x[2 * half], x[1][p].x[2 * half],
+                               x[0][p].x[2 * half + 1], x[1][p].x[2 * half + 1]};
+#pragma unroll
+            for (int j = 0; j < WIDE / 8; j++) smelt_mma_sync(sum[i][j], z, y[j].x + 2 * half);
+          }
+      }
+    }
+  }
+  smelt_copy_wait<0>();
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < HIGH / 16; i++)
+#pragma unroll
+    for (int j = 0; j < WIDE / 8; j++)
+#pragma unroll
+      for (int e = 0; e < 4; e += 2)
+        smelt_keep_pair(acc + (high + 16 * i + group + e / 2 * 8) * width + wide + 8 * j + 2 * member, sum[i][j][e],
+                        sum[i][j][e + 1], accumulate);
+}
+"""
+# The rows of the panels in a stage: wgmma takes them as they are, mma.sync's threads then read different banks.
+PAD = """\
+#ifdef SMELT_WGMMA
+#define SMELT_PAD(L) (sizeof(L) == 2 ? 0 : 32)
+#else
+#define SMELT_PAD(L) 32
+#endif
+"""
+
+
+def wgmma_texts() -> str:
+    """The instruction for every number of columns."""
+    return "".join(map(_wgmma_text, INSTRUCTION_COLUMNS))
+
+
+def _wgmma_text(columns: int) -> str:
+    count = columns // 2
+    places = ", ".join(f"%{i}" for i in range(count))
+    values = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    return WGMMA.format(columns=columns, count=count, next=count + 1, places=places, values=values)
+
+
+def tile_call(form: Form, rows: int, columns: int, stages: int, *, window: bool) -> str:
+    """The name of the function that multiplies a tile."""
+    return f"smelt_tile<{math.storage(form.left)}, {rows}, {columns}, {stages}, {str(window).lower()}>"

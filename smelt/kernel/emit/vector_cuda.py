@@ -1,0 +1,126 @@
+"""Loops over adjacent elements of one thread (`For.level` `vector`) as CUDA: up to 16 bytes by one instruction.
+
+`kernel_cuda` calls it. A load or store whose index grows with the loop's variable, from an aligned place on, is one of
+a `smelt_pack`; everything else is written once per element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import gcd
+
+from smelt.dim import Size
+from smelt.dtype import DType
+from smelt.kernel import math
+from smelt.kernel.emit.printer import Printer
+from smelt.kernel.loops.grammar import (
+    Amount,
+    Expr,
+    For,
+    Let,
+    Load,
+    Number,
+    Place,
+    Stmt,
+    Store,
+    Var,
+    add,
+    affine,
+    scale,
+    variables,
+    walk_statements,
+)
+from smelt.kernel.loops.simt import static_extent
+
+BYTES = 16  # of an instruction
+PACK = """\
+template <class T, int N> struct __align__(sizeof(T) * N < 16 ? sizeof(T) * N : 16) smelt_pack { T x[N]; };
+"""
+
+
+def find_definitions(statements: Sequence[Stmt]) -> dict[Var, Expr]:
+    """What every name of a function stands for."""
+    return {each.var: each.value for each in walk_statements(statements) if isinstance(each, Let)}
+
+
+def print_vector(
+    printer: Printer, loop: For, depth: int, definitions: Mapping[Var, Expr]
+) -> tuple[list[str], list[str]]:
+    """(lines that read, lines that compute and store): those of several loops may be put together."""
+    pad, at, count = "  " * depth, loop.var.name, static_extent(loop.extent)
+    assert isinstance(count, int)
+    inner = {each.var: each.value for each in walk_statements(loop.body) if isinstance(each, Let)}
+    early: list[str] = []
+    inside: list[str] = []
+    late: list[str] = []
+
+    def first(place: Place, dtype: DType) -> Place | None:
+        step = min(BYTES, count * dtype.bits // 8) * 8 // dtype.bits if dtype.bits >= 8 else 0
+        return _first_place(place, loop.var, inner, definitions, step) if step else None
+
+    for each in loop.body:
+        match each:
+            case Let(var, Load(place, dtype)) if (begin := first(place, dtype)) is not None:
+                tile = isinstance(place.array, str)
+                kind = math.register(dtype) if tile else math.storage(dtype)
+                pack = f"smelt_pack<{kind}, {count}>"
+                early.append(f"{pad}const {pack} {var.name}_all = *(const {pack} *)({printer.address(begin, kind)});")
+                value = f"{var.name}_all.x[{at}]"
+                value = value if tile else math.load(dtype, value)
+                inside.append(f"{pad}  const {math.register(dtype)} {var.name} = {value};")
+            case Store(place, value) if (
+                not isinstance(place.array, str) and (begin := first(place, value.dtype)) is not None
+            ):
+                kind, name = math.storage(value.dtype), f"stored_{at}_{len(late)}"
+                inside.append(f"{pad}  {name}.x[{at}] = {math.store(value.dtype, printer.expr(value))};")
+                late.append(f"{pad}*(smelt_pack<{kind}, {count}> *)({printer.address(begin, kind)}) = {name};")
+                early.append(f"{pad}smelt_pack<{kind}, {count}> {name};")
+            case _:
+                inside += printer.statement(each, depth + 1)
+    head = [f"{pad}for (int {at} = 0; {at} < {count}; {at}++) {{"]
+    return early, ["#pragma unroll", *head, *inside, f"{pad}}}", *late]
+
+
+def _first_place(
+    place: Place, var: Var, inner: Mapping[Var, Expr], definitions: Mapping[Var, Expr], step: int
+) -> Place | None:
+    """The place of the loop's first element, if the others follow it and it is a multiple of `step` elements."""
+    whole = _resolve(place.index, inner)
+    if dict(affine(whole).terms).get(var) != 1:
+        return None
+    first = add(whole, scale(var, -1))
+    if any(each == var or each in inner for each in variables(first)):
+        return None
+    return Place(place.array, first) if _divisor(first, definitions) % step == 0 else None
+
+
+def _resolve(index: Expr, inner: Mapping[Var, Expr]) -> Expr:
+    """An index with the names of the loop's body replaced by what they stand for, where that is a sum."""
+    form = affine(index)
+    parts = [
+        scale(_resolve(inner[atom], inner) if isinstance(atom, Var) and atom in inner else atom, factor)
+        for atom, factor in form.terms
+    ]
+    return add(*parts, form.constant)
+
+
+def _divisor(expr: Expr, definitions: Mapping[Var, Expr]) -> int:
+    """A number that divides an expression."""
+    match expr:
+        case Number(value):
+            return abs(int(value.real)) or 1 << 30
+        case Amount(size):
+            return _divisor_of_size(size)
+        case Var():
+            return _divisor(definitions[expr], definitions) if expr in definitions else 1
+    form = affine(expr)
+    if form.terms == ((expr, 1),):
+        return 1
+    parts = (_divisor_of_size(factor) * _divisor(atom, definitions) for atom, factor in form.terms)
+    return gcd(_divisor_of_size(form.constant), *parts)
+
+
+def _divisor_of_size(size: Size) -> int:
+    if isinstance(size, int):
+        return abs(size) or 1 << 30
+    return gcd(*(coefficient for _, coefficient in size.terms))
