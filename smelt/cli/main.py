@@ -25,7 +25,7 @@ INTERRUPTED = 130
 
 app = typer.Typer(
     name="smelt",
-    help="Take any model, prove its shapes, compile it for this machine, run it.",
+    help="Compile any model to native code and run it: ONNX, StableHLO, GGUF, Hugging Face, Python.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -35,7 +35,10 @@ File = Annotated[
     Path, typer.Argument(help="A model: .onnx, .mlir (StableHLO text), .mlirbc (portable bytecode) or .jaxexport.")
 ]
 LanguageModelPath = Annotated[
-    Path, typer.Argument(help="A language model: a Hugging Face folder, a .gguf file, or a name that was pulled.")
+    Path,
+    typer.Argument(
+        help="A language model: a Hugging Face folder, a .gguf file, a bundle, or a name from `smelt pull`."
+    ),
 ]
 FileOrBundle = Annotated[
     Path,
@@ -57,11 +60,20 @@ StaticValues = Annotated[
 ]
 MemoryLimit = Annotated[
     str | None,
-    typer.Option("--memory-limit", help="The most memory the model may take, calls included: 512MB, 2GiB."),
+    typer.Option("--memory-limit", help="The most memory the model may take, calls included, e.g. 512MB or 2GiB."),
 ]
 Precision = Annotated[str, typer.Option(help="f32; or bf16, int8: weight matmuls and convolutions in 16 or 8 bits.")]
 DeviceName = Annotated[str, typer.Option("--device", help="auto, or a device of `smelt devices`: cpu, cuda, cuda:1.")]
 EngineName = Annotated[str, typer.Option("--engine", help="auto, native, pjrt or reference.")]
+
+
+# the sections of `smelt --help`
+RUN, LOOK, SHIP, TALK, SERVE = "Run and measure", "Look inside", "Ship", "Language models", "Serve"
+
+
+def _examples(*lines: str) -> str:
+    """The end of a command's help: one example per line."""
+    return "\n\n".join(["[bold]Examples[/]", *(line.replace("[", r"\[") for line in lines)])
 
 
 def _print_version(wanted: bool) -> None:
@@ -81,7 +93,7 @@ def options(
         os.environ["SMELT_DEBUG"] = ",".join(filter(None, [os.environ.get("SMELT_DEBUG", ""), "traceback", "passes"]))
 
 
-@app.command()
+@app.command(rich_help_panel=RUN, epilog=_examples("smelt demo", "smelt demo --chat"))
 def demo(
     chat: Annotated[bool, typer.Option("--chat", help="Talk with a small language model instead.")] = False,
     as_json: AsJson = False,
@@ -93,7 +105,15 @@ def demo(
         cli.demo.demo(as_json)
 
 
-@app.command()
+@app.command(
+    rich_help_panel=RUN,
+    epilog=_examples(
+        "smelt run model.onnx",
+        "smelt run model.onnx --input image=cat.png --size batch=1",
+        'smelt run model.onnx --input x=x.npy --input "scale=[0.5, 2]" --output-dir results',
+        "smelt run model.smelt --json",
+    ),
+)
 def run(
     file: FileOrBundle,
     inputs: Annotated[
@@ -110,7 +130,7 @@ def run(
     precision: Precision = "f32",
     memory_limit: MemoryLimit = None,
     static: StaticValues = None,
-    seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for random inputs.")] = 0,
     output_dir: Annotated[Path | None, typer.Option(help="Write each output to this folder as NAME.npy.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -130,7 +150,14 @@ def run(
     )
 
 
-@app.command()
+@app.command(
+    rich_help_panel=LOOK,
+    epilog=_examples(
+        "smelt show model.onnx",
+        "smelt show model.onnx --stage kernels",
+        "smelt show model.onnx --stage source --size batch=1",
+    ),
+)
 def show(
     file: FileOrBundle,
     stage: Annotated[str, typer.Option(help="ir, passes, kernels, loops, source or plan.")] = "ir",
@@ -144,7 +171,12 @@ def show(
     cli.show.show(file, stage, size or [], generic, export, as_json, static or [])
 
 
-@app.command()
+@app.command(
+    rich_help_panel=LOOK,
+    epilog=_examples(
+        "smelt inspect model.onnx", "smelt inspect model.onnx --size batch=8 --verbose", "smelt inspect model.gguf"
+    ),
+)
 def inspect(
     file: FileOrBundle,
     size: Sizes = None,
@@ -158,13 +190,19 @@ def inspect(
 
 MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", help="The most tokens to generate.")]
 Context = Annotated[int | None, typer.Option(help="Longest sequence in tokens. Default: the model's, up to 32768.")]
-Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token each time.")]
-TopP = Annotated[float, typer.Option(help="Draw from the likeliest tokens up to this total probability.")]
-TopK = Annotated[int, typer.Option(help="Draw from this many of the likeliest tokens; 0: from all.")]
-Seed = Annotated[int, typer.Option(help="Seed of the draws.")]
+Temperature = Annotated[float, typer.Option(help="0: always the most likely token.")]
+TopP = Annotated[float, typer.Option(help="Sample from the most likely tokens up to this total probability.")]
+TopK = Annotated[int, typer.Option(help="Sample from this many of the most likely tokens; 0: from all.")]
+Seed = Annotated[int, typer.Option(help="Seed for sampling.")]
 
 
-@app.command()
+@app.command(
+    rich_help_panel=TALK,
+    epilog=_examples(
+        'smelt generate model.gguf "The capital of France is" --max-tokens 8',
+        'smelt generate folder "Once upon a time" --temperature 0.8 --seed 1 --json',
+    ),
+)
 def generate(
     model: LanguageModelPath,
     prompt: Annotated[str | None, typer.Argument(help="A text to complete; or --ids.")] = None,
@@ -190,7 +228,12 @@ def generate(
     cli.generate.generate(model, prompt, ids, {**asked, **more}, loading, as_json)
 
 
-@app.command()
+@app.command(
+    rich_help_panel=TALK,
+    epilog=_examples(
+        "smelt chat model.gguf", 'smelt chat org/name --system "Answer in one sentence." --temperature 0.7'
+    ),
+)
 def chat(
     model: LanguageModelPath,
     system: Annotated[str, typer.Option(help="The system prompt.")] = "",
@@ -209,65 +252,86 @@ def chat(
     cli.chat.chat(model, system, asked, loading)
 
 
-@app.command()
+@app.command(
+    rich_help_panel=TALK,
+    epilog=_examples(
+        'smelt embed folder "a text" "another" --output vectors.npy', "smelt embed folder < lines.txt --json"
+    ),
+)
 def embed(
     model: LanguageModelPath,
-    texts: Annotated[list[str] | None, typer.Argument(help="Texts; else the lines of the standard input.")] = None,
+    texts: Annotated[list[str] | None, typer.Argument(help="Texts. Default: the lines of the standard input.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the vectors to this .npy file.")] = None,
-    prompt: Annotated[str, typer.Option(help="A prompt of the model's own, by name, to put before every text.")] = "",
+    prompt: Annotated[
+        str, typer.Option(help="The name of one of the model's own prompts, put before every text.")
+    ] = "",
     engine: EngineName = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Turn texts into vectors: an encoder (BERT, RoBERTa, MiniLM), or the last layer of a decoder."""
+    """Embed texts: with an encoder (BERT, RoBERTa, MiniLM), or the last layer of a decoder."""
     cli.embed.embed(model, texts or [], output, {"engine": engine}, as_json, prompt)
 
 
-@app.command()
+@app.command(
+    rich_help_panel=TALK,
+    epilog=_examples(
+        "smelt quantise folder --to q8_0 --output model.gguf",
+        "smelt quantise model.gguf --to q4_0 --output small.gguf --text sample.txt",
+    ),
+)
 def quantise(
     model: LanguageModelPath,
     output: Annotated[Path, typer.Option("--output", "-o", help="The GGUF file to write.")],
     to: Annotated[str, typer.Option(help="q4_0, q4_1, q5_0, q5_1 or q8_0.")] = "q4_0",
-    text: Annotated[Path | None, typer.Option(help="A text file on which the perplexity of both is measured.")] = None,
+    text: Annotated[Path | None, typer.Option(help="A text file: measure the perplexity before and after.")] = None,
     engine: EngineName = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Write a GGUF file or a Hugging Face folder as GGUF with matrices in a smaller format; say what they lost."""
+    """Quantise a GGUF file or a Hugging Face folder to a smaller GGUF file, and report the error."""
     cli.quantise.quantise(model, output, to, text, {"engine": engine}, as_json)
 
 
-@app.command()
+@app.command(
+    rich_help_panel=RUN,
+    epilog=_examples(
+        "smelt bench model.onnx --against onnxruntime",
+        "smelt bench model.onnx --precision int8 --size batch=8",
+        "smelt bench model.gguf --against llama.cpp --prompt 512 --new 128",
+        "smelt bench --url http://127.0.0.1:8000 --rate 1000",
+    ),
+)
 def bench(
     file: Annotated[Path | None, typer.Argument(help="A model or a bundle; or --url.")] = None,
     against: Annotated[
         str,
-        typer.Option(help="Peers, with commas: onnxruntime, openvino, ncnn, torch, jax; of language models llama.cpp."),
+        typer.Option(
+            help="Peers, comma-separated: onnxruntime, openvino, ncnn, torch, jax; for language models llama.cpp."
+        ),
     ] = "",
     size: Sizes = None,
     static: StaticValues = None,
     engine: EngineName = "auto",
     precision: Annotated[
-        str | None, typer.Option(help="f32, bf16 or int8; of language models f32 or q8. Default: f32, and q8.")
+        str | None, typer.Option(help="f32, bf16 or int8; for language models f32 or q8. Default: f32, or q8.")
     ] = None,
     memory_limit: MemoryLimit = None,
-    seconds: Annotated[float, typer.Option(help="How long to measure, about.")] = 5.0,
+    seconds: Annotated[float, typer.Option(help="About how long to measure.")] = 5.0,
     prompt: Annotated[int, typer.Option(help="Tokens of a language model's prompt.")] = 512,
     new: Annotated[int, typer.Option(help="Tokens that a language model generates.")] = 128,
     threads: Annotated[int | None, typer.Option(help="Threads of every engine. Default: one per core.")] = None,
     python: Annotated[
-        list[str] | None, typer.Option(help="ENGINE=PATH: the Python that has a peer, if it is not this one.")
+        list[str] | None, typer.Option(help="ENGINE=PATH: the Python interpreter of a peer, if it is not this one.")
     ] = None,
-    original: Annotated[
-        Path | None, typer.Option(help="The model that a bundle was made of, for the peers to read.")
-    ] = None,
-    url: Annotated[str, typer.Option(help="A server to load instead: http://HOST:PORT. Open loop.")] = "",
+    original: Annotated[Path | None, typer.Option(help="The original model of a bundle, for the peers.")] = None,
+    url: Annotated[str, typer.Option(help="Measure a server instead, with open-loop load: http://HOST:PORT.")] = "",
     model: Annotated[str, typer.Option(help="With --url: the model to call. Default: the only one.")] = "",
     rate: Annotated[float, typer.Option(help="With --url: requests per second, Poisson arrivals.")] = 100.0,
     within: Annotated[
         float,
-        typer.Option(help="With --url: milliseconds to an answer, or its first token, that count as goodput."),
+        typer.Option(help="With --url: milliseconds to an answer, or to its first token, that count as goodput."),
     ] = 1000.0,
     key: Annotated[str, typer.Option(help="With --url: the API key.", envvar="SMELT_API_KEY")] = "",
-    seed: Annotated[int, typer.Option(help="Seed of random inputs and arrivals.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for random inputs and arrivals.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Measure the latency of a call on random inputs, or a language model's tokens per second, interleaved with peers.
@@ -302,12 +366,15 @@ def bench(
     )
 
 
-@app.command()
+@app.command(
+    rich_help_panel=RUN,
+    epilog=_examples("smelt profile model.onnx", "smelt profile model.onnx --svg roofline.svg --trace call.json"),
+)
 def profile(
     file: File,
     size: Sizes = None,
     static: StaticValues = None,
-    seconds: Annotated[float, typer.Option(help="How long to measure, about.")] = 2.0,
+    seconds: Annotated[float, typer.Option(help="About how long to measure.")] = 2.0,
     top: Annotated[int, typer.Option(help="Rows of the table.")] = 25,
     each: Annotated[bool, typer.Option("--each", help="A row for every launch, not for every kernel.")] = False,
     trace: Annotated[
@@ -318,20 +385,25 @@ def profile(
     device: DeviceName = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Show each kernel's time, GFLOP/s, GB/s and how near it comes to the device's roofline."""
+    """Show each kernel's time, GFLOP/s, GB/s and fraction of the device's roofline."""
     chosen = cli.profile.Options(
         tuple(size or ()), tuple(static or ()), seconds, top, each, as_json, trace, svg, peaks_again, device
     )
     cli.profile.profile(file, chosen)
 
 
-@app.command()
+@app.command(
+    rich_help_panel=RUN,
+    epilog=_examples(
+        "smelt tune model.onnx --seconds 120", "smelt tune --export tuned.jsonl", "smelt tune --merge tuned.jsonl"
+    ),
+)
 def tune(
     file: Annotated[Path | None, typer.Argument(help="A model: .onnx, .mlir, .mlirbc or .jaxexport.")] = None,
-    seconds: Annotated[float, typer.Option(help="How long to measure, about.")] = 60.0,
+    seconds: Annotated[float, typer.Option(help="About how long to measure.")] = 60.0,
     size: Sizes = None,
     static: StaticValues = None,
-    seed: Annotated[int, typer.Option(help="Seed of the random inputs and of the search.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for random inputs and for the search.")] = 0,
     export: Annotated[Path | None, typer.Option(help="Write the tuning database as FILE.jsonl.")] = None,
     merge: Annotated[Path | None, typer.Option(help="Add such a file to the database.")] = None,
     device: DeviceName = "auto",
@@ -342,7 +414,10 @@ def tune(
     cli.tune.tune(file, chosen)
 
 
-@app.command()
+@app.command(
+    rich_help_panel=SHIP,
+    epilog=_examples("smelt export model.onnx --output model.mlir", "smelt export model.mlir --output model.onnx"),
+)
 def export(
     file: File,
     output: Annotated[
@@ -358,7 +433,17 @@ def export(
     cli.export.export(file, output, plain, as_json, static or [], to)
 
 
-@app.command("compile")
+@app.command(
+    "compile",
+    rich_help_panel=SHIP,
+    epilog=_examples(
+        "smelt compile model.onnx --output model.smelt",
+        "smelt compile model.onnx --output model.smelt --target avx512,avx2,plain",
+        "smelt compile model.onnx --standalone --output model",
+        "smelt compile model.onnx --standalone --target wasm32-wasi --output model.wasm",
+        "smelt compile model.gguf --standalone --output chat",
+    ),
+)
 def compile_model(
     file: File,
     output: Annotated[
@@ -372,7 +457,8 @@ def compile_model(
     target: Annotated[
         str,
         typer.Option(
-            help="Targets, with commas: avx512, avx512vnni, avx2, neon, plain. Default: this machine's, and plain. "
+            help="Targets, comma-separated: avx512, avx512vnni, avx2, neon, plain (the baseline ISA). Default: this "
+            "machine's, and plain. "
             "With --standalone one of x86_64-linux, aarch64-linux, armv7-linux, riscv64-linux, x86_64-windows, "
             "aarch64-macos, wasm32-wasi, thumbv7em-none; default: this machine's."
         ),
@@ -395,11 +481,11 @@ def compile_model(
     static: StaticValues = None,
     sign: Annotated[Path | None, typer.Option(help="A file with an Ed25519 private key that signs the bundle.")] = None,
     precision: Annotated[
-        str | None, typer.Option(help="f32, bf16 or int8; of language models f32 or q8. Default: f32, and q8.")
+        str | None, typer.Option(help="f32, bf16 or int8; for language models f32 or q8. Default: f32, or q8.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compile a model into a bundle (program, machine code, packed weights, signature in one file) or a program."""
+    """Compile a model into one file: a bundle that runs without a compiler, or an executable without Python."""
     targets = [name for name in target.split(",") if name]
     if standalone:
         if sign is not None:
@@ -421,15 +507,22 @@ def compile_model(
     cli.compile.compile_model(file, output, targets, size or [], static or [], sign, as_json, precision)
 
 
-@app.command()
+@app.command(
+    rich_help_panel=LOOK,
+    epilog=_examples(
+        "smelt diff model.onnx --against onnxruntime", "smelt diff model.onnx --against reference --tolerance 1e-4"
+    ),
+)
 def diff(
     file: File,
-    against: Annotated[str, typer.Option(help="onnxruntime, or an engine of ours: reference, native.")] = "reference",
+    against: Annotated[
+        str, typer.Option(help="onnxruntime, or another engine of smelt: reference, native.")
+    ] = "reference",
     engine: EngineName = "auto",
     size: Sizes = None,
     static: StaticValues = None,
     tolerance: Annotated[float, typer.Option(help="Largest difference allowed, relative to a value's scale.")] = 1e-3,
-    seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for random inputs.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Compare every intermediate value with another engine's or a peer's. Exit code 1 if one differs."""
@@ -441,7 +534,10 @@ class CheckFormat(StrEnum):
     github = "github"
 
 
-@app.command()
+@app.command(
+    rich_help_panel=LOOK,
+    epilog=_examples("smelt check model.onnx", "smelt check src/ --strict", "smelt check model.smelt"),
+)
 def check(
     paths: Annotated[
         list[Path],
@@ -454,7 +550,7 @@ def check(
         typer.Option("--format", help="text, or github: annotations. Default: github under GITHUB_ACTIONS, else text."),
     ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Count functions that could not be checked as mistakes.")
+        bool, typer.Option("--strict", help="Treat functions that could not be checked as errors.")
     ] = False,
     verbose: Verbose = False,
     as_json: AsJson = False,
@@ -472,13 +568,20 @@ def check(
     cli.check.check(paths, size or [], static or [], as_json, (form or by_default).value, strict, verbose)
 
 
-@app.command()
+@app.command(rich_help_panel=RUN, epilog=_examples("smelt devices", "smelt devices --json"))
 def devices(as_json: AsJson = False) -> None:
-    """List the devices and engines here, and what the others need."""
+    """List the available devices and engines, and what to install for the rest."""
     cli.devices.devices(as_json)
 
 
-@app.command()
+@app.command(
+    rich_help_panel=SERVE,
+    epilog=_examples(
+        "smelt serve model.onnx chat=model.gguf",
+        "smelt serve models/ --port 9000 --memory-budget 8GB",
+        "smelt serve --config server.toml",
+    ),
+)
 def serve(
     models: Annotated[
         list[str] | None,
@@ -493,29 +596,29 @@ def serve(
     engine: Annotated[str | None, typer.Option(help="auto, native, pjrt or reference.")] = None,
     precision: Annotated[str | None, typer.Option(help="f32, bf16, int8; for language models f32 or q8.")] = None,
     memory_limit: MemoryLimit = None,
-    max_batch: Annotated[int | None, typer.Option(help="Most rows of one call. Default: 32; 1: no batching.")] = None,
-    max_delay_ms: Annotated[float | None, typer.Option(help="How long a request may wait for others.")] = None,
-    max_queue: Annotated[int | None, typer.Option(help="Most requests that wait for a model. Default: 1024.")] = None,
-    timeout: Annotated[float | None, typer.Option(help="Seconds for a request. Default: 60.")] = None,
+    max_batch: Annotated[int | None, typer.Option(help="Most rows per call. Default: 32; 1: no batching.")] = None,
+    max_delay_ms: Annotated[
+        float | None, typer.Option(help="How long a request may wait to be batched. Default: 0.")
+    ] = None,
+    max_queue: Annotated[int | None, typer.Option(help="Most requests queued per model. Default: 1024.")] = None,
+    timeout: Annotated[float | None, typer.Option(help="Seconds per request. Default: 60.")] = None,
     trusted: Annotated[
         bool, typer.Option("--trusted", help="Run these models inside the server, not each in a sandboxed process.")
     ] = False,
     workers: Annotated[
-        int | None, typer.Option(help="Server processes, each with models of its own. Default: 1.")
+        int | None, typer.Option(help="Server processes; each loads the models itself. Default: 1.")
     ] = None,
     memory_budget: Annotated[
-        str | None, typer.Option(help="Memory for all models at once, e.g. 2GB; idle ones are unloaded.")
+        str | None, typer.Option(help="Memory for all models together, e.g. 2GB; idle models are unloaded.")
     ] = None,
     admin: Annotated[
         bool, typer.Option("--admin", help="Allow loading and unloading by request, without keys.")
     ] = False,
-    audit_log: Annotated[
-        Path | None, typer.Option(help="Write a hash-chained log of what is refused or changed.")
-    ] = None,
+    audit_log: Annotated[Path | None, typer.Option(help="Write refusals and changes to a hash-chained log.")] = None,
     log: Annotated[str | None, typer.Option(help="text or json.")] = None,
     print_config: Annotated[bool, typer.Option("--print-config", help="Print the settings and exit.")] = False,
 ) -> None:
-    """Serve models over HTTP: the Open Inference Protocol for tensors, OpenAI's API for language models."""
+    """Serve models over HTTP: the Open Inference Protocol, and OpenAI's and Ollama's APIs for language models."""
     flags = {"host": host, "port": port, "grpc_port": grpc_port, "admin": admin or None, "log": log}
     flags |= {"memory_budget": memory_budget, "workers": workers}
     flags["audit_log"] = None if audit_log is None else str(audit_log)
@@ -524,49 +627,54 @@ def serve(
     cli.serve.serve(models or [], config, flags, {**model, **queue}, print_config)
 
 
-@app.command()
+@app.command(
+    rich_help_panel=TALK,
+    epilog=_examples(
+        "smelt pull HuggingFaceTB/SmolLM2-135M-Instruct", "smelt pull org/name --file '*Q4_K_M.gguf'", "smelt pull"
+    ),
+)
 def pull(
-    name: Annotated[str | None, typer.Argument(help="ORGANISATION/NAME. Without it: list what was pulled.")] = None,
+    name: Annotated[str | None, typer.Argument(help="ORGANISATION/NAME. Without it: list the store.")] = None,
     revision: Annotated[str, typer.Option(help="A branch, tag or commit. Default: main.")] = "",
     file: Annotated[str, typer.Option(help="Which weights, if there are several: '*Q4_K_M.gguf'.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Download a model from the Hugging Face hub into the local store; chat, generate and serve take its name."""
+    """Download a model from the Hugging Face hub. Other commands then take its name."""
     if name is None:
         cli.pull.show_store(as_json)
     else:
         cli.pull.pull(name, revision, file, as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=SERVE, epilog=_examples("smelt top", "smelt top --url http://127.0.0.1:8000 --once"))
 def top(
     url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
     key: Annotated[str, typer.Option(help="The API key.", envvar="SMELT_API_KEY")] = "",
-    interval: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.1)] = 2.0,
+    interval: Annotated[float, typer.Option(help="Seconds between updates.", min=0.1)] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Print one table and exit.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a server does: requests, latency, queues and memory of every model. Ctrl-C ends it."""
+    """Watch a server: requests, latency, queues and memory of every model. Ctrl-C ends it."""
     cli.top.top(url, key, interval, once, as_json)
 
 
 audit = typer.Typer(help="Check the log that `smelt serve --audit-log` writes.", no_args_is_help=True)
-app.add_typer(audit, name="audit")
+app.add_typer(audit, name="audit", rich_help_panel=SERVE)
 
 
 @audit.command("verify")
 def audit_verify(file: Annotated[Path, typer.Argument(help="The audit log.")], as_json: AsJson = False) -> None:
-    """Check that no line of an audit log was changed, removed or put in."""
+    """Check that no line of an audit log was changed, removed or inserted."""
     cli.serve.verify_audit(file, as_json)
 
 
 cache = typer.Typer(help="List or clear the compiled programs on this machine.", no_args_is_help=True)
-app.add_typer(cache, name="cache")
+app.add_typer(cache, name="cache", rich_help_panel=SHIP)
 
 
 @cache.command("ls")
 def cache_ls(as_json: AsJson = False) -> None:
-    """List the models behind the entries, their sizes, and when each was last used."""
+    """List the cached models, their sizes, and when each was last used."""
     cli.cache.ls(as_json)
 
 

@@ -116,6 +116,17 @@ def test_the_commands_of_a_page_exist_with_their_options(page: str):
         assert set(re.findall(r"(?<=\s)--[a-z0-9-]+", rest)) <= known | {"--help"}, f"{page}: smelt {name}{rest}"
 
 
+def test_the_help_of_every_command_ends_with_examples_that_exist():
+    for name, command in COMMAND.commands.items():
+        if hasattr(command, "commands"):  # of a group, each command has a line
+            continue
+        _, *lines = (command.epilog or "").split("\n\n")
+        assert lines, name
+        for line in lines:
+            assert line.startswith(f"smelt {name}")
+            parse_command(line.replace("\\[", "["))
+
+
 @pytest.mark.parametrize("page", [*TOP, *PAGES])
 def test_the_scripts_and_targets_of_a_page_exist(page: str):
     text = (TOP | PAGES)[page]
