@@ -79,7 +79,7 @@ def absent(path: str | os.PathLike[str], known: str) -> FileError:
     """The error for a path that is no file: a folder, or nothing."""
     text = os.fspath(path)
     if not os.path.isdir(text):
-        return FileError("no such file", expected="a path to a model", got=path, remedy=_near(text))
+        return FileError("no such file", expected="a path to a model", got=path, remedy=_suggest_path(text))
     names = sorted(os.listdir(text))
     if "config.json" in names:
         remedy = f'smelt.load("{text}") runs it as a language model, as smelt generate does'
@@ -92,16 +92,17 @@ def absent(path: str | os.PathLike[str], known: str) -> FileError:
     return FileError(f"{text} is a folder", expected="a model file", got="a folder", remedy=remedy)
 
 
-def _near(path: str) -> str:
-    """Suggestions for a path that does not exist."""
+def _suggest_path(path: str) -> str:
+    """The remedy for a path that does not exist: the file with the closest name, of the same format if there is one."""
     from difflib import get_close_matches
 
     folder, name = os.path.split(path)
     if not os.path.isdir(folder or os.curdir):
         return f"the folder {folder} does not exist: check the path"
-    alike = [each for each in os.listdir(folder or os.curdir) if os.path.splitext(each)[1] == os.path.splitext(name)[1]]
-    near = get_close_matches(name, alike, 1)
-    return f"did you mean {os.path.join(folder, near[0])}?" if near else f"check the path, seen from {os.getcwd()}"
+    names = sorted(os.listdir(folder or os.curdir))
+    same_format = [each for each in names if os.path.splitext(each)[1] == os.path.splitext(name)[1]]
+    found = get_close_matches(name, same_format, 1) or get_close_matches(name, names, 1)
+    return f"did you mean {os.path.join(folder, found[0])}?" if found else f"check the path, seen from {os.getcwd()}"
 
 
 def spool(source: Any) -> tuple[tempfile.TemporaryDirectory[str], str]:

@@ -180,7 +180,7 @@ def _hub() -> Any:
         import huggingface_hub.utils
     except ImportError as error:
         raise UnsupportedError(
-            "pulling needs the package huggingface_hub", remedy="pip install 'smelt[hub]'"
+            "pulling needs the package huggingface_hub", remedy='pip install "smelt[hub]"'
         ) from error
     return huggingface_hub
 

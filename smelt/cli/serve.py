@@ -53,5 +53,5 @@ def _part(name: str) -> Any:
         if isinstance(error, SmeltError) or (error.name or "").startswith("smelt"):
             raise
         raise UnsupportedError(
-            f"the server needs the package {error.name}", remedy="pip install 'smelt[serve]'"
+            f"the server needs the package {error.name}", remedy='pip install "smelt[serve]"'
         ) from error

@@ -50,7 +50,7 @@ WORTH = 1.0  # seconds of compiling, from which on a program is kept
 NO_MEMORY = "no memory left on the device"
 KEEP = "use the buffer before it is donated or deleted, or .copy() it first"
 KNOWN = ("0.10", "0.11")  # jaxlib versions that the tests run with
-REMEDY = "pip install smelt[xla]"
+REMEDY = 'pip install "smelt[xla]"'
 PLATFORMS = ("cpu", "cuda")
 _LOST = re.compile(r"DATA_LOSS|UNAVAILABLE|CUDA_ERROR_(?!OUT_OF_MEMORY)\w+|device.*(?:lost|halted)", re.IGNORECASE)
 _PLAIN = frozenset(  # element types of Python's buffer protocol
@@ -74,7 +74,7 @@ def missing(platform: str = "cpu") -> str | None:
         return f"jaxlib is not installed: {REMEDY}"
     if platform == "cuda":
         if _plugin() is None:
-            return "no PJRT plug-in for CUDA: pip install smelt[gpu]"
+            return 'no PJRT plug-in for CUDA: pip install "smelt[gpu]"'
         if not any(Path("/dev").glob("nvidia[0-9]*")) and not Path("/dev/dxg").exists():
             return "no NVIDIA device: /dev/nvidia0 does not exist"
     return None

@@ -62,7 +62,7 @@ def _compile(template: str) -> Any:
     try:
         import jinja2
     except ImportError:
-        raise MissingPackageError("chat templates need the package jinja2", remedy="pip install smelt[llm]") from None
+        raise MissingPackageError("chat templates need the package jinja2", remedy='pip install "smelt[llm]"') from None
     try:
         return _environment().from_string(template)
     except (jinja2.TemplateError, RecursionError, MemoryError, SyntaxError, ValueError) as error:

@@ -102,6 +102,6 @@ def _package() -> Any:
     except ImportError:
         raise MissingPackageError(
             "schemas, regular expressions and grammars need the package llguidance",
-            remedy="pip install smelt[grammar]",
+            remedy='pip install "smelt[grammar]"',
         ) from None
     return llguidance

@@ -178,7 +178,7 @@ def _package() -> Any:
         import tokenizers
     except ImportError:
         raise MissingPackageError(
-            "text needs the package tokenizers", remedy="pip install smelt[llm], or give tokens"
+            "text needs the package tokenizers", remedy='pip install "smelt[llm]", or give tokens'
         ) from None
     return tokenizers
 

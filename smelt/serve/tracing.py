@@ -32,7 +32,7 @@ class Tracing:
                 exporter = OTLPSpanExporter()
         except ImportError as error:
             raise UnsupportedError(
-                f"tracing needs the package {error.name}", remedy="pip install 'smelt[otel]', or otel = false"
+                f"tracing needs the package {error.name}", remedy='pip install "smelt[otel]", or otel = false'
             ) from error
         resource = Resource.create({})
         if str(resource.attributes.get("service.name", "")).startswith("unknown_service"):

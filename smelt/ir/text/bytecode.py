@@ -57,7 +57,7 @@ def _environment() -> dict[str, str]:
 
 def _missing() -> MissingPackageError:
     return MissingPackageError(
-        "portable bytecode needs jaxlib", expected="jaxlib", got="no such package", remedy="pip install smelt[xla]"
+        "portable bytecode needs jaxlib", expected="jaxlib", got="no such package", remedy='pip install "smelt[xla]"'
     )
 
 

@@ -28,7 +28,7 @@ def test_what_is_missing_comes_with_a_remedy(
     monkeypatch.setattr(pjrt, "version", lambda: None)
     devices(True)
     found = {device["device"]: device for device in json.loads(capsys.readouterr().out)["devices"]}
-    assert "pip install smelt[xla]" in found["cuda"]["missing"]
-    assert "pip install smelt[xla]" in found["cpu"]["engines"]["pjrt"]
+    assert 'pip install "smelt[xla]"' in found["cuda"]["missing"]
+    assert 'pip install "smelt[xla]"' in found["cpu"]["engines"]["pjrt"]
     devices(False)
-    assert "pip install smelt[xla]" in capsys.readouterr().out
+    assert 'pip install "smelt[xla]"' in capsys.readouterr().out

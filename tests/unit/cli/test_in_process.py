@@ -392,7 +392,7 @@ def test_parts_of_the_server_that_are_not_installed(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(serve, "import_module", fail(ImportError("x", name="uvloop")))
     with pytest.raises(UnsupportedError, match="the server needs the package uvloop") as caught:
         serve._part("config")
-    assert caught.value.remedy == "pip install 'smelt[serve]'"
+    assert caught.value.remedy == 'pip install "smelt[serve]"'
     for own in (ImportError("x", name="smelt.serve.config"), MissingPackageError("y", remedy="z")):
         monkeypatch.setattr(serve, "import_module", fail(own))
         with pytest.raises(type(own)) as again:

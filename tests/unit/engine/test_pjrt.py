@@ -537,7 +537,7 @@ def test_an_unknown_version_is_tried_and_says_so_where_it_differs(monkeypatch: p
 
 def test_without_jaxlib_the_engine_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pjrt, "version", lambda: None)
-    assert "pip install smelt[xla]" in str(PjrtEngine().missing())
+    assert 'pip install "smelt[xla]"' in str(PjrtEngine().missing())
     with pytest.raises(UnsupportedError, match="cannot run here"):
         platform(engine="pjrt")
 

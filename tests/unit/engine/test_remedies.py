@@ -79,10 +79,11 @@ def test_the_advice_for_weights_opens_them(tmp_path: Path) -> None:
     assert list(smelt.open(call[1])) == ["x"]
 
 
-def test_a_misspelt_path_names_the_file_that_is_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["digit.onnx", "digits.onx"])
+def test_a_misspelt_path_names_the_file_that_is_there(tmp_path: Path, name: str) -> None:
     shutil.copy(DIGITS, tmp_path / "digits.onnx")
     (tmp_path / "digit.png").touch()  # nearer, and no model
-    found = re.search(r"did you mean (.+)\?", remedy_of(lambda: smelt.load(tmp_path / "digit.onnx")))
+    found = re.search(r"did you mean (.+)\?", remedy_of(lambda: smelt.load(tmp_path / name)))
     assert found is not None
     smelt.load(found[1], engine="reference")(PIXELS)
     assert "does not exist" in remedy_of(lambda: smelt.load(tmp_path / "none" / "digits.onnx"))

@@ -881,7 +881,7 @@ def test_without_jaxlib_bytecode_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "jaxlib.mlir", None)
     with pytest.raises(MissingPackageError) as caught:
         read_bytecode(b"ML\xefR")
-    assert caught.value.remedy == "pip install smelt[xla]"
+    assert caught.value.remedy == 'pip install "smelt[xla]"'
 
 
 # ---- the suites ----
