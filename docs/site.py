@@ -35,7 +35,7 @@ SECTIONS = {
         f"docs/{name}"
         for name in (
             *("tensors", "models", "training", "llm", "engines", "bundles", "edge", "serving"),
-            *("threat-model", "precision", "tuning"),
+            *("threat-model", "limits", "precision", "tuning"),
             *("performance", "onnx_operators", "environment", "api"),
         )
     ),

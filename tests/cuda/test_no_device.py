@@ -29,6 +29,11 @@ def test_a_program_that_is_not_asked_for_here() -> None:
     assert 'device="cpu"' in str(caught.value)
 
 
+@needs_none
+def test_a_device_that_is_not_there_says_so() -> None:
+    assert registry.find_device("cuda").model == "no NVIDIA GPU"
+
+
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     assert "smelt[cuda]" in str(cuda_driver.missing())

@@ -4,6 +4,7 @@ A block of Python is followed by a block of text with what it prints, or prints 
 a line. The blocks of a page share names and an empty folder. The miniature compiler of docs/from_scratch.py computes.
 """
 
+import importlib
 import importlib.util
 import logging
 import re
@@ -64,6 +65,20 @@ def test_the_messages_of_the_page_on_troubleshooting_are_in_the_package():
     assert len(messages) > 30
     absent = [message for message in messages for part in message.split("…") if part.strip() not in package]
     assert not absent
+
+
+LIMIT = re.compile(r"^\| [^|]+ \| ([0-9^]+)(?: ([KMG])iB)? \| `([a-z0-9_/]+)\.py` `(\w+)` \|$", re.M)
+
+
+def test_the_limits_of_the_page_are_those_of_the_package():
+    text = PAGES["docs/limits.md"]
+    rows = LIMIT.findall(text)
+    assert len(rows) == len(re.findall(r"^\| [^|]+ \| [0-9]", text, re.M)) > 50
+    for number, unit, module, name in rows:
+        base, _, power = number.partition("^")
+        stated = int(base) ** int(power or 1) << 10 * (" KMG".index(unit) if unit else 0)
+        found = getattr(importlib.import_module(f"smelt.{module.replace('/', '.')}"), name)
+        assert found == stated, f"{module}.py: {name}"
 
 
 # ---- commands ----

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from smelt.buffer import HostBuffer, check_array
+from smelt.buffer import HostBuffer, check_array, check_shape
 from smelt.dim import symbol
 from smelt.dtype import DTYPES, Quantized, complex_of, dtype, f32, i8, integer_range
 from smelt.errors import FileError, Location, ShapeError, SmeltError
@@ -95,6 +95,17 @@ def test_arrays_that_do_not_fit_say_why() -> None:
             check_array(wrong, shape, "the input 'x'")
         assert caught.value.expected == shape
         assert str(list(wrong.shape))[1:-1] in str(caught.value.got)
+
+
+def test_buffers_that_do_not_fit_are_refused() -> None:
+    """A wrong type alone, a wrong rank alone, a wrong size alone; a symbol matches any size."""
+    wanted = Shape.of(f32, (2, symbol("N")))
+    for sizes in ((2, 0), (2, 1), (2, 7)):
+        check_shape(Shape.of(f32, sizes), wanted, "x")
+    for given in (Shape.of(i8, (2, 7)), Shape.of(f32, (2,)), Shape.of(f32, (2, 7, 1)), Shape.of(f32, (3, 7))):
+        with pytest.raises(ShapeError, match="x does not fit") as caught:
+            check_shape(given, wanted, "x")
+        assert (caught.value.expected, caught.value.got) == (wanted, given)
 
 
 def test_weights_are_lazy_and_suggest_similar_names() -> None:

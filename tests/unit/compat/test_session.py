@@ -18,6 +18,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import smelt.compat
+from smelt.device.runtime import runtime
 from smelt.errors import DeviceError, RunError, SmeltError, UnsupportedError
 
 ort = pytest.importorskip("onnxruntime")
@@ -285,6 +286,19 @@ def test_what_cannot_be_done_is_refused() -> None:
     named.add_free_dimension_override_by_name("bach", 2)
     with pytest.raises(RunError, match="no such dynamic dimension"):
         smelt.compat.InferenceSession(DIGITS, named)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_number_of_threads_is_set_and_zero_leaves_it(count: int) -> None:
+    before = runtime().threads
+    try:
+        for wanted in (count, 0):
+            options = smelt.compat.SessionOptions()
+            options.intra_op_num_threads = wanted
+            smelt.compat.InferenceSession(DIGITS, options, CPU)
+            assert runtime().threads == count
+    finally:
+        runtime().set_threads(before)
 
 
 def test_the_callback_hears_of_an_error() -> None:

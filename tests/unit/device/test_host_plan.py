@@ -17,7 +17,7 @@ from smelt.device.cuda_errors import explain_setup, explain_version
 from smelt.device.entry import DataCheck, Entry, SizeCheck
 from smelt.device.gpu_buffer import Block, GpuBuffer
 from smelt.device.gpu_program import MOST_GRAPHS, GpuAccount, GpuBound, GpuProgram, bring
-from smelt.device.host_plan import MOST_BLOCKS, MOST_BYTES, MOST_SCRATCH, PlanError, PlanProgram, Run
+from smelt.device.host_plan import MOST_BLOCKS, MOST_BYTES, PlanError, PlanProgram, Run
 from smelt.dtype import Array, dtype
 from smelt.errors import CancelledError, DeviceError, MemoryLimitError, RunError, ShapeError, SizeError, TimedOutError
 from smelt.shape import Shape
@@ -192,9 +192,10 @@ def test_sizes_of_a_call() -> None:
         ({}, 3),
         ({"per_block": 3}, 4),
         ({"extent": None}, 1024),
-        ({"extent": None, "scratch": MOST_SCRATCH // 8}, 2),
-        ({"scratch": MOST_SCRATCH // 8}, 2),
-        ({"scratch": MOST_SCRATCH}, 1),
+        ({"extent": None, "scratch": 32 << 20}, 2),
+        ({"scratch": 32 << 20}, 2),  # 256 MiB for all blocks
+        ({"scratch": (32 << 20) + 1}, 1),
+        ({"scratch": 1 << 40}, 1),
         ({"extent": 1}, 0),
         ({"extent": 2, "per_block": 1}, MOST_BLOCKS),
         ({"extent": 3}, 0),

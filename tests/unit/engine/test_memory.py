@@ -76,6 +76,29 @@ def test_the_formula_is_the_number(batch: int) -> None:
     assert evaluate(parse_size(footprint.text()), {"B": batch}) == footprint.peak({"B": batch})
 
 
+@pytest.mark.parametrize(("first", "second"), [(1, 1), (9, 2), (2, 9)])
+def test_the_formula_of_buffers_that_share_memory(first: int, second: int) -> None:
+    """Two temporaries of unrelated sizes, one after the other: the larger of both counts."""
+    program = parse("""func.func @main(%w: tensor<64x48xf32>, %x: tensor<?x64xf32, #smelt.sizes<B, 64>>,
+        %y: tensor<?x64xf32, #smelt.sizes<C, 64>>) -> (tensor<?x64xf32, #smelt.sizes<B, 64>>,
+        tensor<?x64xf32, #smelt.sizes<C, 64>>) {
+      %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]
+        : (tensor<?x64xf32, #smelt.sizes<B, 64>>, tensor<64x48xf32>) -> tensor<?x48xf32, #smelt.sizes<B, 48>>
+      %1 = stablehlo.dot_general %0, %w, contracting_dims = [1] x [1]
+        : (tensor<?x48xf32, #smelt.sizes<B, 48>>, tensor<64x48xf32>) -> tensor<?x64xf32, #smelt.sizes<B, 64>>
+      %2 = stablehlo.dot_general %y, %w, contracting_dims = [1] x [0]
+        : (tensor<?x64xf32, #smelt.sizes<C, 64>>, tensor<64x48xf32>) -> tensor<?x48xf32, #smelt.sizes<C, 48>>
+      %3 = stablehlo.dot_general %2, %w, contracting_dims = [1] x [1]
+        : (tensor<?x48xf32, #smelt.sizes<C, 48>>, tensor<64x48xf32>) -> tensor<?x64xf32, #smelt.sizes<C, 64>>
+      return %1, %3 : tensor<?x64xf32, #smelt.sizes<B, 64>>, tensor<?x64xf32, #smelt.sizes<C, 64>>
+    }
+    """)
+    footprint = plan_program(program).footprint
+    assert 2 in map(len, footprint.main[1].slots)
+    sizes = {"B": first, "C": second}
+    assert evaluate(parse_size(footprint.text()), sizes) == footprint.peak(sizes)
+
+
 def test_too_large_a_model_is_refused_before_its_weights_are_read() -> None:
     program = parse(WEIGHTED)
     peak = plan_program(program).footprint.peak({"B": 100})
