@@ -11,7 +11,8 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,7 +24,34 @@ T = TypeVar("T")
 # Called with (kernels done, kernels in all) while a program compiles.
 progress: contextvars.ContextVar[Callable[[int, int], None] | None] = contextvars.ContextVar("progress", default=None)
 
+# Counts the programs that are compiled in this context.
+_compiles: contextvars.ContextVar[Compiles | None] = contextvars.ContextVar("compiles", default=None)
+
 LONG = 20_000_000  # operations from which a call goes to another thread: switching to it is nothing beside them
+
+
+class Compiles:
+    """A number of compiled programs."""
+
+    count = 0
+
+
+@contextmanager
+def count_compiles() -> Iterator[Compiles]:
+    """Count the programs that this context compiles."""
+    made = Compiles()
+    token = _compiles.set(made)
+    try:
+        yield made
+    finally:
+        _compiles.reset(token)
+
+
+def note_compile() -> None:
+    """An engine compiled a program."""
+    made = _compiles.get()
+    if made is not None:
+        made.count += 1
 
 
 class Activity:

@@ -127,6 +127,15 @@ class Executable(Protocol):
 
 
 @runtime_checkable
+class Compiling(Protocol):
+    """An executable that compiles more programs for new kinds of inputs."""
+
+    def stop_compiling(self, remedy: str) -> None:
+        """From now on, refuse calls that need a program which is not compiled, with this remedy."""
+        ...
+
+
+@runtime_checkable
 class Trimmable(Protocol):
     """An executable that keeps memory for later calls."""
 

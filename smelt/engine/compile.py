@@ -21,6 +21,7 @@ from itertools import count
 from types import MappingProxyType
 from typing import TypeAlias
 
+from smelt.activity import note_compile
 from smelt.device import host
 from smelt.device.api import Arrays, Module
 from smelt.device.entry import DataCheck, Entry, SizeCheck
@@ -115,6 +116,7 @@ def build_plan(
     """Plan → executable. `tile`: the register tile of weights that are packed already; `bound`: these weights."""
     source = emit_source([plan], tile=tile, timestamps=timestamps)
     library = build_library(source, plan.target)
+    note_compile()
     return Build(plan, source, library, link_executable(library, NAME, plan, bound=bound, store=store))
 
 

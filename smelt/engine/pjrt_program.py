@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
+from smelt.activity import note_compile
 from smelt.buffer import sizes_of
 from smelt.dim import solve
 from smelt.dtype import Array
@@ -160,6 +161,7 @@ class SizedProgram:
         results = [value.shape for value in program.main.results]
         made = self.client.compile(text, results)
         seconds = time.perf_counter() - start
+        note_compile()
         self.compilations.append(Compilation(values, self._reason(key, values), seconds))
         self._keep(key, made)
         return made

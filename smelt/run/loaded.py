@@ -15,8 +15,8 @@ from smelt.buffer import Buffer, as_array
 from smelt.bundle.stored import NOTHING, Read, StoredModel, to_stored
 from smelt.device.api import Memory
 from smelt.dtype import Array
-from smelt.engine_api import Closing, Executable, KernelUse, Port, Signature, Trimmable
-from smelt.errors import RunError
+from smelt.engine_api import Closing, Compiling, Executable, KernelUse, Port, Signature, Trimmable
+from smelt.errors import RunError, UnsupportedError
 from smelt.files import check_folder
 from smelt.frozen import Frozen
 from smelt.run.executable import NativeExecutable
@@ -67,6 +67,7 @@ class LoadedModel(Closing):
         self._executable = executable
         self._defaults = defaults
         self._fed: dict[tuple[str, ...], Executable] = {}  # by the optional inputs of a call
+        self._remedy: str | None = None  # where no more is compiled
 
     @property
     def static(self) -> tuple[str, ...]:
@@ -159,6 +160,10 @@ class LoadedModel(Closing):
         if not fed:
             return self._executable
         if fed not in self._fed:
+            if self._remedy is not None:
+                raise UnsupportedError(
+                    f"{self.name}: no program is compiled for these optional inputs", got=fed, remedy=self._remedy
+                )
             self._fed[fed] = self._defaults.build(fed)
         return self._fed[fed]
 
@@ -167,6 +172,14 @@ class LoadedModel(Closing):
     ) -> dict[str, Array]:
         """Run with a dictionary, for inputs whose names are not Python identifiers."""
         return self._call((), inputs, Stop.of(timeout, cancel))
+
+    def stop_compiling(self, remedy: str = "call it with such inputs before") -> None:
+        """From now on, refuse calls that would compile: with new values of compile-time inputs, or sizes that break
+        the program's assumptions."""
+        self._remedy = remedy
+        for each in (self._executable, *self._fed.values()):
+            if isinstance(each, Compiling):
+                each.stop_compiling(remedy)
 
     def trim(self) -> None:
         """Free the memory pooled for later calls. Later calls free what was idle for some seconds anyway."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from smelt.bundle.stored import StoredModel, StoredProgram, to_stored
 from smelt.dtype import Array
-from smelt.engine_api import Closing, Executable, KernelUse, Signature, Trimmable
+from smelt.engine_api import Closing, Compiling, Executable, KernelUse, Signature, Trimmable
 from smelt.errors import MemoryLimitError, RunError, SizeError, UnsupportedError
 from smelt.stop import Stop
 
@@ -70,6 +70,7 @@ class PerValue(Closing):
         self.static = static
         self.by_size = by_size
         self._build: Build | None = build
+        self._remedy: str | None = None  # where no more is compiled
         self._programs: OrderedDict[Hashable, _Specialised] = OrderedDict()
         self._lock = Lock()  # of the programs and their counts
         self._compiling = Lock()
@@ -116,6 +117,13 @@ class PerValue(Closing):
         ]
         runtimes = parts[0][1].runtimes
         return StoredModel("model", self.signature, tuple(programs), runtimes, static=self.static, by_size=self.by_size)
+
+    def stop_compiling(self, remedy: str) -> None:
+        with self._compiling:
+            self._remedy = remedy
+            for made in list(self._programs.values()):
+                if isinstance(made.executable, Compiling):
+                    made.executable.stop_compiling(remedy)
 
     def trim(self) -> None:
         for made in list(self._programs.values()):
@@ -175,6 +183,13 @@ class PerValue(Closing):
         """A new program, with this call counted. One thread compiles at a time."""
         while True:
             key, values, shapes = self._key(given)
+            if self._remedy is not None:
+                raise UnsupportedError(
+                    "no program is compiled for such inputs",
+                    expected=f"{len(self._programs)} kinds of inputs that were seen before",
+                    got=", ".join(_show(values, shapes)) or "another kind",
+                    remedy=self._remedy,
+                )
             try:
                 built = self._build_within_limit(values, shapes)
             except MissingValuesError as more:
@@ -185,11 +200,10 @@ class PerValue(Closing):
                     self.by_size = self.by_size or more.sizes
                     self._programs.clear()
                 continue
-            shown = [f"{name}={array.reshape(-1)[:8].tolist()}" for name, array in values.items()]
-            shown += [f"{name} of shape {list(shape)}" for name, shape in shapes.items()]
             import logging
 
-            logging.getLogger("smelt").info("compiled for new values of compile-time inputs: %s", ", ".join(shown))
+            shown = ", ".join(_show(values, shapes))
+            logging.getLogger("smelt").info("compiled for new values of compile-time inputs: %s", shown)
             made = _Specialised({name: array.copy() for name, array in values.items()}, shapes, built)
             made.calls = 1
             with self._lock:
@@ -221,6 +235,11 @@ class PerValue(Closing):
         values = {name: given[name] for name in self.static}
         shapes = {name: array.shape for name, array in given.items() if self.by_size and name not in values}
         return key_of(values, shapes), values, shapes
+
+
+def _show(values: Values, shapes: Shapes) -> list[str]:
+    shown = [f"{name}={array.reshape(-1)[:8].tolist()}" for name, array in values.items()]
+    return shown + [f"{name} of shape {list(shape)}" for name, shape in shapes.items()]
 
 
 def key_of(values: Values, shapes: Shapes) -> Hashable:
@@ -260,6 +279,9 @@ class DynamicSizes(Closing):
         """The program with dynamic dimensions, and the one for sizes that break its assumptions."""
         stored = to_stored(self._dynamic, targets)
         return stored.replace(programs=(*stored.programs, *self._store_general(targets)))
+
+    def stop_compiling(self, remedy: str) -> None:
+        self._fixed.stop_compiling(remedy)
 
     def trim(self) -> None:
         if isinstance(self._dynamic, Trimmable):

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import json
 import logging
-import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from smelt.errors import FileError, SmeltError
-from smelt.serve.audit import MOST_TEXT, Audit
+from smelt.serve.audit import Audit
 from smelt.serve.config import Config, KeyConfig
 from smelt.serve.fronts import Others, sum_metrics
 from smelt.serve.http import (
@@ -34,14 +31,15 @@ from smelt.serve.http import (
     problem,
     send_response,
 )
+from smelt.serve.journal import Journal
 from smelt.serve.keys import Keys
 from smelt.serve.language import Languages
 from smelt.serve.models import Catalogue
-from smelt.serve.oip import Rest, Service, as_problem
+from smelt.serve.oip import Rest, Service
 from smelt.serve.ollama import Ollama
 from smelt.serve.openai import OpenAI, openai_problem
 from smelt.serve.openapi import OpenAPI
-from smelt.serve.problems import BusyError, ForbiddenError, MethodError, UnauthorizedError
+from smelt.serve.problems import ForbiddenError, MethodError, UnauthorizedError, as_problem
 from smelt.serve.protocol import Reply
 from smelt.serve.recorder import Recorder
 from smelt.serve.rerank import Rerank
@@ -56,6 +54,7 @@ from smelt.serve.tracing import Tracing
 from smelt.serve.web import FILES, Page
 
 log = logging.getLogger("smelt.serve")
+EXPOSED = b"inference-header-content-length, retry-after, x-request-id"  # to scripts of an allowed site
 # Without a key: for load balancers; what describes the server and no model.
 OPEN = {"/v2/health/live", "/v2/health/ready", "/health", "/ping", "/openapi.json", *FILES}
 ADMIN = ("/v2/repository/models/", SHARED_MEMORY)
@@ -78,7 +77,6 @@ class App:
             )
         self.audit = Audit(config.audit_log) if config.audit_log else None
         self.routes = Routes()
-        self.draining = False
         Rest(self.service).add_to(self.routes)
         if self.service.regions is not None:
             SharedMemory(self.service.regions, config.body_timeout).add_to(self.routes)
@@ -91,19 +89,18 @@ class App:
         Simple(self.service, self.keys).add_to(self.routes)
         Show(catalogue, self.keys).add_to(self.routes)
         Page().add_to(self.routes)
-        self.tracing = Tracing() if config.otel else None
-        self.recorder = Recorder(config.slow_ms, self.keys)
-        self.recorder.add_to(self.routes)
+        recorder = Recorder(config.slow_ms, self.keys)
+        recorder.add_to(self.routes)
+        self.journal = Journal(config, recorder, Tracing() if config.otel else None)
         OpenAPI(config.shared_memory).add_to(self.routes)
         if config.metrics:
             self.routes.add("GET", "/metrics", self.metrics)
         for path in ("/health", "/ping"):
             self.routes.add("GET", path, self.health)
-        self._prefix, self._numbers = secrets.token_hex(6).encode(), itertools.count(1)  # of the requests' ids
         self._common = [(b"server", b"smelt")]
-        self._busy_logged = float("-inf")  # when, on `monotonic`
         if config.allow_origin:
             self._common.append((b"access-control-allow-origin", config.allow_origin.encode()))
+            self._common.append((b"access-control-expose-headers", EXPOSED))
         self._common_lines = b"".join(b"%b: %b\r\n" % pair for pair in self._common)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -120,10 +117,9 @@ class App:
             if message["type"] == "lifespan.startup":
                 await send({"type": "lifespan.startup.complete"})
             elif message["type"] == "lifespan.shutdown":
-                self.draining = True
                 await self.catalogue.close(self.config.drain)
-                if self.tracing is not None:
-                    await asyncio.to_thread(self.tracing.close)
+                if self.journal.tracing is not None:
+                    await asyncio.to_thread(self.journal.tracing.close)
                 if self.audit is not None:
                     self.audit.close()
                 await send({"type": "lifespan.shutdown.complete"})
@@ -132,7 +128,7 @@ class App:
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         started = time.perf_counter()
-        identity = self._identify(request)
+        identity = self.journal.identify(request)
         error: SmeltError | None = None
         try:
             response = await self._answer(request)
@@ -143,13 +139,12 @@ class App:
         except ClientGoneError as gone:  # in the middle of a stream
             error = gone
         finally:
-            self._note_end(request, response, identity, started, error)
+            self.journal.note(request, response.status, identity, started, error, response.stream is not None)
 
     def answer_directly(self, request: WholeRequest, accepted: Any, reply: Reply) -> None:
         """The same without a task, for requests that have arrived whole."""
         started = time.perf_counter()
-        identity = self._identify(request)
-
+        identity = self.journal.identify(request)
         error: SmeltError | None = None
         try:
             response = self._start(request, accepted)
@@ -198,7 +193,7 @@ class App:
         else:
             headers, body = finish_response(response, request, self._extra(response, identity))
             reply.write(response.status, headers, body)
-        self._note_end(request, response, identity, started, error)
+        self.journal.note(request, response.status, identity, started, error)
 
     def _start(self, request: WholeRequest, accepted: Any) -> Response | Pending:
         head = request.head
@@ -214,13 +209,6 @@ class App:
             self._note("refused", request, error=refused.message)
             raise
 
-    def _identify(self, request: Request) -> bytes:
-        """The client's id of a request, or a new one."""
-        given = request.headers.get(b"x-request-id")
-        if given and given.isascii() and given[:128].decode("ascii").isprintable():
-            return given[:128]
-        return b"%b%x" % (self._prefix, next(self._numbers))
-
     def _extra(self, response: Response, identity: bytes) -> Headers:
         found = [*self._common, (b"x-request-id", identity)]
         if response.status in (408, 413):  # the rest of the body is not wanted
@@ -230,39 +218,16 @@ class App:
     def _fail(self, request: Request, identity: bytes, failed: Exception) -> tuple[SmeltError, Response]:
         if isinstance(failed, SmeltError):
             return failed, self._problem(request, failed)
-        path = _one_line(request.path)
-        log.exception("%s %s failed (request %s)", request.method, path, identity.decode(), exc_info=failed)
+        self.journal.note_bug(request, identity, failed)
         error = as_problem(failed)
-        response = self._problem(request, error)
-        response.status = 500
-        return error, response
-
-    def _note_end(
-        self, request: Request, response: Response, identity: bytes, started: float, error: SmeltError | None
-    ) -> None:
-        """Recorder, spans, and the log: clients that left are logged only where all requests are."""
-        spent = time.perf_counter() - started
-        if spent >= self.recorder.threshold:
-            message = None if error is None else error.message
-            self.recorder.record(request, response, identity.decode(), spent, message)
-        if self.tracing is not None:
-            self.tracing.record(request, response, identity.decode(), spent, error)
-        if self.config.access_log or (error is not None and self._is_news(error)):
-            self._log(request, response, identity.decode(), spent, error)
-
-    def _is_news(self, error: SmeltError) -> bool:
-        """Whether an error is worth a line. Clients that left are not; a server without room writes one a second."""
-        if isinstance(error, BusyError):
-            now = time.monotonic()
-            if now < self._busy_logged + 1:
-                return False
-            self._busy_logged = now
-        return not isinstance(error, ClientGoneError)
+        return error, self._problem(request, error)
 
     async def _answer(self, request: Request) -> Response:
         if request.method == "OPTIONS" and self.config.allow_origin:
-            allow = [(b"access-control-allow-methods", b"GET, POST"), (b"access-control-allow-headers", b"*")]
-            return Response(b"", 204, headers=allow)
+            # Browsers do not count Authorization among the headers of a `*`.
+            asked = request.headers.get(b"access-control-request-headers", b"authorization, content-type")
+            allow = [(b"access-control-allow-methods", b"GET, POST"), (b"access-control-allow-headers", asked)]
+            return Response(b"", 204, headers=[*allow, (b"access-control-max-age", b"600")])
         handler = self.routes.find(request)
         try:
             if request.path not in OPEN:
@@ -297,27 +262,8 @@ class App:
             response.headers.append((b"allow", str(error.expected).encode()))
         return response
 
-    def _log(
-        self, request: Request, response: Response, identity: str, seconds: float, error: SmeltError | None
-    ) -> None:
-        fields: dict[str, Any] = {
-            "request": identity,
-            "method": request.method,
-            "path": request.path[:MOST_TEXT],
-            "status": response.status,
-            "ms": round(seconds * 1000, 3),
-            "client": (request.scope.get("client") or ("?",))[0],
-        }
-        if error is not None:
-            fields["error"] = error.message[:MOST_TEXT]
-        if self.config.log == "json":
-            log.info("%s", json.dumps({"time": round(time.time(), 3), **fields}))
-        else:
-            log.info("%s %s %s %.2f ms%s", request.method, _one_line(request.path), response.status, seconds * 1000,
-                     f": {_one_line(error.message)}" if error is not None else "")  # fmt: skip
-
     async def health(self, request: Request) -> Response:
-        return Response(b"", 200 if self.catalogue.ready and not self.draining else 503)
+        return Response(b"", 200 if self.catalogue.ready else 503)
 
     async def metrics(self, request: Request) -> Response:
         texts = [self._metrics(request.key)]
@@ -343,12 +289,6 @@ class App:
             case "metrics":
                 return self._metrics(next((key for key in self.config.keys if key.name == text), None))
         return ""
-
-
-def _one_line(text: str) -> str:
-    """A path or a message for the log: clients put line ends, escape sequences and megabytes into paths and names."""
-    text = text[:MOST_TEXT]
-    return text if text.isprintable() else ascii(text)
 
 
 # Protocols whose errors look otherwise, by the beginning of their paths.

@@ -52,6 +52,7 @@ class ModelConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     load_timeout: float = 900.0  # seconds for a worker to load, compile and warm up the model
     max_output: str | int = "1GiB"  # all outputs of a call of a worker
     warm_up: bool = True
+    compile_on_request: bool = False  # whether a request may compile: with new values of compile-time inputs
     trusted: bool = False  # run inside the server instead of a sandboxed process of its own
     context: int | None = None  # longest sequence of a language model
     state: dict[str, str] = {}  # inputs that come from a sequence's last request, and the outputs that become them

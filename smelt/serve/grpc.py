@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,13 +18,21 @@ from smelt.files import read_bytes
 from smelt.serve.audit import Audit
 from smelt.serve.config import Config, KeyConfig
 from smelt.serve.grpc_messages import DATA_TYPES, messages
-from smelt.serve.http import Request
+from smelt.serve.http import LEFT, ClientGoneError, Request
 from smelt.serve.infer_request import MOST_TENSORS
-from smelt.serve.oip import Outcome, Service, check_outputs, write_region
-from smelt.serve.problems import ForbiddenError, NotFoundError, RequestError, UnauthorizedError, status_of
+from smelt.serve.journal import Journal
+from smelt.serve.oip import Outcome, Service, check_outputs, classify, write_region
+from smelt.serve.problems import (
+    BrokenError,
+    ForbiddenError,
+    NotFoundError,
+    RequestError,
+    UnauthorizedError,
+    as_problem,
+    status_of,
+)
 from smelt.serve.shared_memory import REGION, Regions
 from smelt.serve.tensors import check_shape, from_bytes
-from smelt.serve.tracing import Tracing
 from smelt.version import __version__
 
 T = TypeVar("T")
@@ -58,8 +67,8 @@ _CONTENTS = {
 class GrpcFront:
     """The service's methods: message in, message out."""
 
-    def __init__(self, service: Service, audit: Audit | None, tracing: Tracing | None = None) -> None:
-        self.service, self.audit, self.tracing = service, audit, tracing
+    def __init__(self, service: Service, audit: Audit | None, journal: Journal) -> None:
+        self.service, self.audit, self.journal = service, audit, journal
         self.keys, self.catalogue = service.keys, service.catalogue
 
     def handlers(self) -> grpc.GenericRpcHandler:
@@ -98,7 +107,7 @@ class GrpcFront:
         async def answer(message: Any, context: Any) -> Any:
             request = GrpcRequest(context, name, _model_of(message))
             try:
-                with self._trace(request):
+                with self._note_end(request):
                     key = self._check(request, context, admin)
                     more = (key,) if name in LISTING else (request,) if name == INFER else ()
                     return await work(message, *more)
@@ -111,7 +120,7 @@ class GrpcFront:
         async for message in incoming:
             request = GrpcRequest(context, INFER, _model_of(message))
             try:
-                with self._trace(request):
+                with self._note_end(request):
                     self._check(request, context, False)
                     found = await self.infer(message, request)
                 yield _M["ModelStreamInferResponse"](infer_response=found)
@@ -121,24 +130,28 @@ class GrpcFront:
                 )
 
     @contextmanager
-    def _trace(self, request: GrpcRequest) -> Iterator[None]:
-        """A span for a call, where spans are made."""
-        if self.tracing is None:
-            yield
-            return
-        started, error = time.perf_counter(), None
+    def _note_end(self, request: GrpcRequest) -> Iterator[None]:
+        """The same journal as over HTTP. What fails inside the server is logged, and says nothing of its inside."""
+        started, identity = time.perf_counter(), self.journal.identify(request)
+        status, error = 200, None
         try:
             yield
         except SmeltError as failed:
-            error = failed
+            error, status = failed, status_of(failed)
             raise
+        except asyncio.CancelledError:
+            error, status = ClientGoneError(LEFT), ClientGoneError.status
+            raise
+        except Exception as failed:
+            self.journal.note_bug(request, identity, failed)
+            error, status = as_problem(failed), BrokenError.status
+            raise error from failed
         finally:
-            status = 200 if error is None else status_of(error)
-            self.tracing.record_call(request, SERVICE, status, time.perf_counter() - started, error)
+            self.journal.note(request, status, identity, started, error)
 
     def _check(self, request: GrpcRequest, context: Any, admin: bool) -> KeyConfig | None:
         """The same keys as over HTTP, in the call's metadata, and the same audit."""
-        name = request.path
+        name = request.name
         if name in ("ServerLive", "ServerReady"):
             return None
         model = "".join(request.parts)
@@ -200,7 +213,12 @@ class GrpcFront:
             times = {name: _M["StatisticDuration"](**entry) for name, entry in record["inference_stats"].items()}
             counts = {name: record[name] for name in ("last_inference", "inference_count", "execution_count")}
             stats = _M["InferStatistics"](**times)
-            rows.append(_M["ModelStatistics"](name=each.name, version=each.version, inference_stats=stats, **counts))
+            batches = [_M["InferBatchStatistics"](**batch) for batch in record["batch_stats"]]
+            rows.append(
+                _M["ModelStatistics"](
+                    name=each.name, version=each.version, inference_stats=stats, batch_stats=batches, **counts
+                )
+            )
         if message.version and not rows:
             raise NotFoundError(f"{message.name} has no version {message.version}")
         return _M["ModelStatisticsResponse"](model_stats=rows)
@@ -250,11 +268,15 @@ class GrpcFront:
 
 
 class GrpcRequest(Request):
-    """A call as keys, statistics and spans see a request: its path is the method, its headers are the metadata."""
+    """A call as keys, statistics and the journal see a request: its headers are the metadata."""
+
+    is_rpc = True
 
     def __init__(self, context: Any, name: str, model: str) -> None:
         pairs = [(k.encode(), value.encode()) for k, value in context.invocation_metadata() if isinstance(value, str)]
-        super().__init__({"method": "POST", "path": name, "headers": pairs, "query_string": b""}, _nothing)
+        scope = {"method": "POST", "path": f"/{SERVICE}/{name}", "headers": pairs, "query_string": b""}
+        super().__init__({**scope, "client": (context.peer(),)}, _nothing)
+        self.name = name
         self.parts = (model,) if model else ()
 
     async def while_connected(self, work: Coroutine[Any, Any, T]) -> T:
@@ -344,7 +366,7 @@ def _write(message: Any, outcome: Outcome, regions: Regions | None) -> Any:
     asked = [(each.name, _parameters(each.parameters)) for each in message.outputs]
     outputs, raw = [], []
     for name, parameters in asked or [(name, {}) for name in outcome.outputs]:
-        array = outcome.outputs[name]
+        array = classify(outcome.outputs[name], parameters.get("classification"))
         row = _M["InferOutputTensor"](name=name, datatype=datatype_of(array), shape=array.shape)
         if REGION in parameters:
             for key, value in write_region(regions, name, parameters, array).items():
@@ -364,9 +386,7 @@ def _write(message: Any, outcome: Outcome, regions: Regions | None) -> Any:
     )
 
 
-async def start(
-    service: Service, audit: Audit | None, host: str, port: int, tracing: Tracing | None = None
-) -> tuple[Any, int]:
+async def start(service: Service, audit: Audit | None, journal: Journal, host: str, port: int) -> tuple[Any, int]:
     """A running gRPC server, and its port. It shares the event loop with HTTP."""
     most = service.config.max_body
     options = [
@@ -375,7 +395,7 @@ async def start(
         ("grpc.so_reuseport", int(service.config.workers > 1)),
     ]
     server = grpc.aio.server(options=options)
-    server.add_generic_rpc_handlers((GrpcFront(service, audit, tracing).handlers(),))
+    server.add_generic_rpc_handlers((GrpcFront(service, audit, journal).handlers(),))
     address = f"{f'[{host}]' if ':' in host else host}:{port}"
     try:
         credentials = _credentials(service.config)

@@ -65,9 +65,13 @@ _TABLE = {
         "success:1 StatisticDuration, fail:2 StatisticDuration, queue:3 StatisticDuration, "
         "compute_input:4 StatisticDuration, compute_infer:5 StatisticDuration, compute_output:6 StatisticDuration"
     ),
+    "InferBatchStatistics": (
+        "batch_size:1 uint64, compute_input:2 StatisticDuration, compute_infer:3 StatisticDuration, "
+        "compute_output:4 StatisticDuration"
+    ),
     "ModelStatistics": (
         "name:1 string, version:2 string, last_inference:3 uint64, inference_count:4 uint64, "
-        "execution_count:5 uint64, inference_stats:6 InferStatistics"
+        "execution_count:5 uint64, inference_stats:6 InferStatistics, batch_stats:7 InferBatchStatistics*"
     ),
     "ModelStatisticsResponse": "model_stats:1 ModelStatistics*",
     "ModelRepositoryParameter": (

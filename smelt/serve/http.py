@@ -33,6 +33,7 @@ class Request:
     """One request. The body is read once, up to a limit, and decompressed up to the same limit."""
 
     __slots__ = ("_receive", "connection", "finished", "headers", "key", "method", "parts", "path", "scope", "timing")
+    is_rpc = False  # a call over gRPC
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self.scope, self._receive = scope, receive
@@ -322,6 +323,7 @@ class Routes:
         self._exact: dict[str, dict[str, Handler]] = {}
         self._patterns: dict[int, list[tuple[tuple[str, ...], dict[str, Handler]]]] = {}
         self._matched: dict[str, tuple[dict[str, Handler], tuple[str, ...]]] = {}  # the last paths with names in them
+        self._absent: dict[str, str] = {}
         self._direct: dict[Handler, DirectHandler] = {}
         self._targets: dict[bytes, tuple[DirectHandler, str, tuple[str, ...]]] = {}  # the last that have one
 
@@ -336,6 +338,10 @@ class Routes:
                 methods[method] = handler
                 return
         rows.append((parts, {method: handler}))
+
+    def add_absent(self, prefix: str, why: str) -> None:
+        """Say why paths that a protocol has are not here."""
+        self._absent[prefix] = why
 
     def add_direct(self, handler: Handler, direct: DirectHandler) -> None:
         """Have whole POST requests of a handler's paths answered by `direct`, where that accepts them."""
@@ -383,7 +389,8 @@ class Routes:
                 found = row, tuple(name for part, name in zip(parts, given, strict=True) if part == "{}")
                 _remember(self._matched, path, found)
                 return found
-        raise NotFoundError("no such path", got=path)
+        why = next((why for prefix, why in self._absent.items() if path.startswith(prefix)), "no such path")
+        raise NotFoundError(why, got=path)
 
 
 def _remember(known: dict[K, T], key: K, value: T) -> None:

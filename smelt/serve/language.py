@@ -19,8 +19,7 @@ from smelt.serve.config import Config
 from smelt.serve.http import Request
 from smelt.serve.keys import Keys
 from smelt.serve.models import Catalogue, Version
-from smelt.serve.oip import as_problem
-from smelt.serve.problems import BusyError, DeadlineError, RequestError
+from smelt.serve.problems import BusyError, DeadlineError, RequestError, as_problem
 from smelt.serve.stats import ModelStats
 from smelt.serve.text_model import CHAT, EMBEDDING, RANKING, TextModel, TextRun, Token
 
@@ -227,10 +226,10 @@ class Languages:
             raise RequestError(f"{name} {lacks}", got=version.loaded.about.kind, remedy=remedy)
         return Opened(version)
 
-    def names(self, request: Request) -> list[Version]:
-        """The language models that a request's key opens."""
-        ready = (each for each in self.catalogue.every() if isinstance(each.loaded, TextModel))
-        return [each for each in ready if self.keys.opens(request.key, each.name)]
+    def list_models(self, request: Request) -> list[Version]:
+        """The language models that a request's key opens, those that are loaded on demand included."""
+        models = (each for each in self.catalogue.every() if each.language and each.callable)
+        return [each for each in models if self.keys.opens(request.key, each.name)]
 
     async def start(
         self,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from smelt.activity import count_compiles
 from smelt.dtype import Array
 from smelt.engine_api import Port
 from smelt.errors import FileError, SmeltError, UnsupportedError
@@ -22,7 +23,15 @@ from smelt.serve.isolation.remote import RemoteModel, Zygote, is_supported
 from smelt.serve.isolation.remote_queue import RemoteQueue
 from smelt.serve.isolation.remote_texts import RemoteTexts
 from smelt.serve.kernels import SampledModel
-from smelt.serve.opening import held_bytes, is_language, open_model, open_texts, warm_up, why_not_batched
+from smelt.serve.opening import (
+    held_bytes,
+    is_language,
+    open_model,
+    open_texts,
+    stop_compiling,
+    warm_up,
+    why_not_batched,
+)
 from smelt.serve.pipeline import SUFFIX as PYTHON
 from smelt.serve.pipeline import Pipeline, PipelineQueue, is_pipeline, read_steps
 from smelt.serve.problems import NotFoundError, RequestError, UnavailableError
@@ -31,7 +40,7 @@ from smelt.serve.sequences import Sequences, check_state
 from smelt.serve.stats import ModelStats, Sample
 from smelt.serve.step import ModelStep
 from smelt.serve.tensors import datatype
-from smelt.serve.text_model import TextModel
+from smelt.serve.text_model import About, TextModel
 from smelt.shape import Shape
 from smelt.size import Size
 from smelt.stop import Cancel
@@ -56,6 +65,7 @@ class Version:
     state: str = UNAVAILABLE
     reason: str = "not loaded"
     loaded: Any = None  # LoadedModel, RemoteModel, Pipeline or TextModel
+    about: About | None = None  # a language model, since it was first loaded
     queue: ModelQueue | PipelineQueue | None = None
     stats: ModelStats = field(default_factory=ModelStats)
     batching: str = ""  # why requests do not share calls
@@ -154,7 +164,8 @@ class Catalogue:
 
     def __init__(self, models: Iterable[ModelConfig], memory_budget: int | None = None) -> None:
         self._sources = list(models)
-        self.unloaded: set[str] = set()  # names that are not loaded at the start
+        self.unloaded: set[str] = set()  # names of models that an administrator unloaded
+        self.draining = False  # the server stops: it answers, but wants no more
         self.names_models = True  # in errors; not where keys open some models only
         self._models: dict[str, dict[str, Version]] = {}
         self._busy: dict[str, asyncio.Lock] = {}
@@ -255,8 +266,9 @@ class Catalogue:
 
     @property
     def ready(self) -> bool:
-        """Whether every model that should be there can be called in some version."""
-        return all(any(each.callable for each in versions.values()) for versions in self._models.values())
+        """Whether every model that should be there can be called in some version: one that was unloaded should not."""
+        wanted = (versions for name, versions in self._models.items() if name not in self.unloaded)
+        return not self.draining and all(any(each.callable for each in versions.values()) for versions in wanted)
 
     # ---- loading and unloading ----
 
@@ -279,6 +291,7 @@ class Catalogue:
     async def load(self, name: str, version: str = "") -> Version:
         """Load the latest version, or a given one; calls go on to the old one until the new one is ready."""
         self._rescan(name)
+        self.unloaded.discard(name)
         lock = self._busy.setdefault(name, asyncio.Lock())
         async with lock:
             versions = self.find_versions(name)
@@ -391,6 +404,7 @@ class Catalogue:
     async def unload(self, name: str) -> None:
         """Take no more requests for a model, after a load that runs has ended."""
         self.find_versions(name)
+        self.unloaded.add(name)
         async with self._busy.setdefault(name, asyncio.Lock()):
             for version in self.find_versions(name).values():
                 version.on_demand = False
@@ -410,6 +424,7 @@ class Catalogue:
 
     async def close(self, seconds: float) -> None:
         """Drain every queue."""
+        self.draining = True
         for version in self.every():
             if version.state == READY:
                 self._retire(version)
@@ -522,6 +537,7 @@ async def _open_pipeline(version: Version, demand: Callable[[str], Awaitable[Ver
 def _open(version: Version, zygote: Zygote) -> None:
     version.file_bytes = version.estimate()
     _open_model(version, zygote)
+    version.about = version.loaded.about if isinstance(version.loaded, TextModel) else None
     try:
         if version.config.state and version.language:
             raise UnsupportedError(f"{version.name} is a language model, which has no `state`", remedy="leave it out")
@@ -538,11 +554,6 @@ def _open(version: Version, zygote: Zygote) -> None:
 
 def _open_model(version: Version, zygote: Zygote) -> None:
     config = version.config
-    if not version.isolated:
-        version.language = is_language(version.path)
-        if version.language:
-            version.loaded = open_texts(version.name, version.path, config)
-            return
     if version.isolated:
         if config.engine == "pjrt" or config.device not in ("auto", "cpu"):
             raise UnsupportedError(
@@ -558,11 +569,28 @@ def _open_model(version: Version, zygote: Zygote) -> None:
             )
         _open_remote(version, zygote)
         return
+    with count_compiles() as made:
+        _open_here(version)
+    version.stats.compiles += made.count
+
+
+def _open_here(version: Version) -> None:
+    """Inside the server."""
+    config = version.config
+    version.language = is_language(version.path)
+    if version.language:
+        version.loaded = open_texts(version.name, version.path, config)
+        return
     model = version.loaded = open_model(version.path, config)
     version.batching = why_not_batched(model.provenance, config)
 
     def call(inputs: Mapping[str, Array], timeout: float | None, cancel: Cancel | None) -> dict[str, Array]:
-        return model.run(inputs, timeout=timeout, cancel=cancel)
+        if not config.compile_on_request:
+            return model.run(inputs, timeout=timeout, cancel=cancel)
+        with count_compiles() as made:
+            outputs = model.run(inputs, timeout=timeout, cancel=cancel)
+        version.stats.compiles += made.count
+        return outputs
 
     if config.kernel_spans:
         sampled = SampledModel(version.name, version.path, config, model)
@@ -573,10 +601,12 @@ def _open_model(version: Version, zygote: Zygote) -> None:
         inputs, times = warm_up(version.name, version.path, config, model)
         for spent in times:
             version.queue.measure(inputs, spent)
+    stop_compiling(config, model)
 
 
 def _open_remote(version: Version, zygote: Zygote) -> None:
     model = RemoteModel(zygote, version.name, version.path, version.config)
+    version.stats.compiles += model.loaded.compiles
     version.language = model.loaded.about is not None
     if version.language:
         version.loaded = RemoteTexts(model)
@@ -589,7 +619,8 @@ def _open_remote(version: Version, zygote: Zygote) -> None:
 def _limits(version: Version) -> Limits:
     config = version.config
     rows = 1 if version.batching else config.max_batch
-    return Limits(config.instances, rows, config.max_delay_ms / 1000, config.max_queue)
+    may_inline = not config.compile_on_request  # compiling would stop the event loop
+    return Limits(config.instances, rows, config.max_delay_ms / 1000, config.max_queue, may_inline)
 
 
 def check_inputs(version: Version, given: Mapping[str, Array]) -> None:

@@ -15,7 +15,6 @@ import msgspec
 
 from smelt.client.wire import datatype_of, to_bytes
 from smelt.dtype import Array
-from smelt.errors import SmeltError
 from smelt.serve.config import Config, KeyConfig
 from smelt.serve.fronts import Others
 from smelt.serve.http import JSON_TYPE, Request, Response, Routes, WholeRequest, json_response, read_json
@@ -34,7 +33,6 @@ EXTENSIONS = ["binary_tensor_data", "classification", "model_configuration", "mo
 EXTENSIONS += ["sequence", "statistics"]
 HEADER_LENGTH = b"inference-header-content-length"
 BINARY_TYPE = b"application/octet-stream"
-INTERNAL = "smelt_internal_error"
 LONGEST = 1 << 53  # microseconds
 T = TypeVar("T")
 
@@ -107,13 +105,13 @@ class Service:
         call = InferCall(found, started, request)
         try:
             queue, options = call.prepare(inputs), _options(found, parameters)
+            if request is not None and request.key is not None:
+                client = request.key.name
             if found.sequences is not None and isinstance(queue, ModelQueue):
-                if request is not None and request.key is not None:
-                    client = request.key.name
                 ports = found.loaded.signature.inputs
                 work = found.sequences.infer(queue, ports, inputs, parameters, client, *options)
             else:
-                work = queue.infer(inputs, *options)
+                work = queue.infer(inputs, *options, client)
             outputs, timing = await (work if request is None else request.while_connected(work))
         except BaseException as error:
             call.fail(error)
@@ -138,7 +136,8 @@ class Service:
             found = queue.infer_soon(inputs, timeout) if queue.is_inline(inputs) else None
             if isinstance(found, tuple):
                 return call.succeed(*found)
-            call.job = found or queue.submit(inputs, timeout, priority)
+            client = "" if request.key is None else request.key.name
+            call.job = found or queue.submit(inputs, timeout, priority, client)
         except BaseException as error:
             call.fail(error)
             raise
@@ -412,7 +411,7 @@ def answer(asked: InferRequest, outcome: Outcome, regions: Regions | None = None
     for name, parameters in wanted:
         array = outcome.outputs[name]
         if parameters:
-            array = _classify(array, parameters.get("classification"))
+            array = classify(array, parameters.get("classification"))
         if REGION in parameters:
             rows.append(_write_row(name, array, b'"parameters":', write_region(regions, name, parameters, array)))
         elif parameters.get("binary_data", binary_default) is True:
@@ -470,7 +469,7 @@ def check_outputs(names: Sequence[str], outcome: Outcome) -> None:
         raise RequestError("an output is asked for twice", expected="each name once")
 
 
-def _classify(array: Array, count: Any) -> Array:
+def classify(array: Array, count: Any) -> Array:
     """Triton's classification extension: the k largest of each row as `value:index`."""
     if count is None or count == 0:
         return array
@@ -493,8 +492,3 @@ def _classify(array: Array, count: Any) -> Array:
         f"{value:f}:{index}" for value, index in zip(best.reshape(-1).tolist(), order.reshape(-1).tolist(), strict=True)
     ]
     return np.array(text, object).reshape(best.shape)
-
-
-def as_problem(error: BaseException) -> SmeltError:
-    """An error that is not ours, without anything of its inside."""
-    return error if isinstance(error, SmeltError) else UnavailableError("the request failed inside the server")

@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
-from smelt.llm.tools import Convention, convention_of, parse_calls
 from smelt.serve.http import Request, Response, Routes, json_response, read_json
 from smelt.serve.language import Generation, Languages, Opened, chat_prompt, check_supported, complete, explain_failure
 from smelt.serve.models import Version
 from smelt.serve.problems import ForbiddenError, RequestError
+from smelt.serve.tool_choice import ToolUse, choose_tools
 from smelt.version import __version__
 
 LINES = b"application/x-ndjson"
@@ -111,13 +111,11 @@ class Ollama:
         opened = await self._open(request, asked.model)
         if not asked.messages:
             return self._answer_load(request, asked, opened, {"message": _message("", [])})
-        convention = convention_of(opened.texts.about.template) if asked.tools else None
+        tools = choose_tools(opened.texts.about.template, asked.tools)
         if any(message.get("images") for message in asked.messages):
             raise RequestError("images are not supported here", remedy="leave out images")
-        prompt = await chat_prompt(opened, asked.messages, asked.tools)
-        return await self._answer(
-            request, asked, opened, prompt, lambda *said: {"message": _message(*said)}, convention
-        )
+        prompt = await chat_prompt(opened, asked.messages, tools.offered)
+        return await self._answer(request, asked, opened, prompt, lambda *said: {"message": _message(*said)}, tools)
 
     async def generate(self, request: Request) -> Response:
         """A prompt through the chat template, as Ollama does; `raw` takes it as it is."""
@@ -131,7 +129,7 @@ class Ollama:
         else:
             system = [{"role": "system", "content": asked.system}] if asked.system else []
             prompt = await chat_prompt(opened, [*system, {"role": "user", "content": asked.prompt}])
-        return await self._answer(request, asked, opened, prompt, lambda text, _: {"response": text}, None)
+        return await self._answer(request, asked, opened, prompt, lambda text, _: {"response": text}, ToolUse())
 
     async def _answer(
         self,
@@ -140,12 +138,12 @@ class Ollama:
         opened: Opened,
         prompt: list[int],
         form: Form,
-        convention: Convention | None,
+        tools: ToolUse,
     ) -> Response:
         check_supported({"images": asked.images}, ("images",))
         alive = _seconds(asked.keep_alive)
         options = _options(asked.options) | _schema(asked.format)
-        (run,) = await self.languages.start(request, opened, [prompt], options, 1, convention is not None)
+        (run,) = await self.languages.start(request, opened, [prompt], options, 1, bool(tools))
         started = time.perf_counter()
 
         def close() -> None:
@@ -153,12 +151,12 @@ class Ollama:
             self._keep(request, opened, asked.keep_alive, alive)
 
         if asked.stream:
-            return Response(kind=LINES, stream=_lines(run, form, convention, started), close=close)
+            return Response(kind=LINES, stream=_lines(run, form, tools, started), close=close)
         try:
             await complete(request, [run])
         finally:
             close()
-        return json_response({**_head(opened), **_whole(run, form, convention), **_tail(run, started)})
+        return json_response({**_head(opened), **_whole(run, form, tools), **_tail(run, started)})
 
     def _keep(self, request: Request, opened: Opened, given: Any, seconds: float | None) -> bool:
         """Unload a model some time after its last use. Where there are keys, that needs one for administration; with
@@ -206,12 +204,14 @@ class Ollama:
         return opened.name, made.array.tolist(), made.tokens
 
     async def tags(self, request: Request) -> Response:
-        return json_response({"models": [_describe(each) for each in self.languages.names(request)]})
+        return json_response({"models": [_describe(each) for each in self.languages.list_models(request)]})
 
     async def list_loaded(self, request: Request) -> Response:
         """The models in memory, and until when they stay there if no one uses them."""
         rows = []
-        for each in self.languages.names(request):
+        for each in self.languages.list_models(request):
+            if each.loaded is None:
+                continue
             left = None if each.keep_alive is None else each.used + each.keep_alive - time.monotonic()
             until = FOR_EVER if left is None else datetime.now(UTC) + timedelta(seconds=max(0.0, left))
             rows.append({**_describe(each), "size_vram": 0, "expires_at": until.isoformat()})
@@ -290,14 +290,9 @@ def _head(opened: Opened) -> dict[str, Any]:
     return {"model": opened.name, "created_at": datetime.now(UTC).isoformat()}
 
 
-def _whole(run: Generation, form: Form, convention: Convention | None) -> dict[str, Any]:
+def _whole(run: Generation, form: Form, tools: ToolUse) -> dict[str, Any]:
     """An answer that has ended: text, or calls of tools."""
-    if convention is None:
-        return form(run.text, [])
-    calls = [
-        {"function": {"name": each.name, "arguments": dict(each.arguments)}}
-        for each in parse_calls(run.said, convention)
-    ]
+    calls = [{"function": {"name": each.name, "arguments": dict(each.arguments)}} for each in tools.calls(run)]
     return form("" if calls else run.text, calls)
 
 
@@ -310,22 +305,20 @@ def _tail(run: Generation, started: float) -> dict[str, Any]:
     return {"done": True, "done_reason": run.finish, **nanoseconds, **counts}
 
 
-async def _lines(
-    run: Generation, form: Form, convention: Convention | None, started: float
-) -> AsyncGenerator[bytes, None]:
+async def _lines(run: Generation, form: Form, tools: ToolUse, started: float) -> AsyncGenerator[bytes, None]:
     """Text as it comes; with tools all of it at the end, since a call is no text."""
     try:
         async for piece in run:
-            if convention is None:
+            if not tools:
                 yield _dump({**_head(run.opened), **form(piece.text, []), "done": False}) + b"\n"
-        last = form("", []) if convention is None else _whole(run, form, convention)
+        last = _whole(run, form, tools) if tools else form("", [])
         yield _dump({**_head(run.opened), **last, **_tail(run, started)}) + b"\n"
     except Exception as error:
         yield _dump({"error": str(explain_failure(error, [run]))}) + b"\n"
 
 
 def _describe(version: Version) -> dict[str, Any]:
-    path, about = version.path, version.loaded.about
+    path, about = version.path, version.about
     files = [path] if path.is_file() else [each for each in path.iterdir() if each.is_file()]
     changed = max((each.stat().st_mtime for each in files), default=0.0)
     return {
@@ -333,5 +326,5 @@ def _describe(version: Version) -> dict[str, Any]:
         "model": version.name,
         "modified_at": datetime.fromtimestamp(changed, UTC).isoformat(),
         "size": sum(each.stat().st_size for each in files),
-        "details": {"format": about.format, "family": about.family},
+        "details": {} if about is None else {"format": about.format, "family": about.family},
     }

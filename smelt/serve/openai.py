@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import itertools
 import json
 import secrets
 import time
@@ -18,7 +19,6 @@ from typing import Any
 import msgspec
 
 from smelt.errors import SmeltError
-from smelt.llm.tools import Convention, convention_of, parse_calls
 from smelt.serve.http import EVENTS, Request, Response, Routes, json_response, read_json
 from smelt.serve.language import (
     Generation,
@@ -33,10 +33,16 @@ from smelt.serve.language import (
 )
 from smelt.serve.problems import RequestError, status_of
 from smelt.serve.text_model import About, Token
+from smelt.serve.tool_choice import ToolUse, choose_tools
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+ABSENT = {
+    "/v1/audio/": "speech models (Whisper and others) are not served here",
+    "/v1/images/": "models that make images are not served here",
+    "/v1/responses/": "responses are not stored here",
+}
 _dump = msgspec.json.Encoder().encode
-NO_TOKEN = Token(0, "")
+NO_TOKEN, NO_TOOLS = Token(0, ""), ToolUse()
 
 
 class StreamOptions(msgspec.Struct):
@@ -154,13 +160,15 @@ class OpenAI:
         routes.add("POST", "/v1/embeddings", self.embeddings)
         routes.add("POST", "/tokenize", self.tokenize)
         routes.add("POST", "/detokenize", self.detokenize)
+        for prefix, why in ABSENT.items():
+            routes.add_absent(prefix, why)
 
     async def _read(self, request: Request, decoder: msgspec.json.Decoder[Any]) -> Any:
         body = await request.body(self.config.max_body, self.config.body_timeout)
         return read_json(decoder, body, "the request")
 
     async def models(self, request: Request) -> Response:
-        rows = [_describe(each.name, each.loaded.about) for each in self.languages.names(request)]
+        rows = [_describe(each.name, each.about) for each in self.languages.list_models(request)]
         return json_response({"object": "list", "data": rows})
 
     async def model(self, request: Request) -> Response:
@@ -169,17 +177,15 @@ class OpenAI:
 
     async def chat(self, request: Request) -> Response:
         asked: ChatRequest = await self._read(request, _CHAT)
-        tools = asked.tools if asked.tool_choice != "none" else None
-        check_supported({"tool_choice": asked.tool_choice not in (None, "none", "auto")}, ("tool_choice",))
         if asked.max_completion_tokens is not None:
             asked.max_tokens = asked.max_completion_tokens
         opened = await self.languages.open(request, asked.model)
-        convention = convention_of(opened.texts.about.template) if tools else None
-        prompt = await chat_prompt(opened, asked.messages, tools)
+        tools = choose_tools(opened.texts.about.template, asked.tools, asked.tool_choice)
+        prompt = await chat_prompt(opened, asked.messages, tools.offered)
         logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
-        options = asked.options(logprobs) | form_of(asked.response_format)
-        runs = await self.languages.start(request, opened, [prompt], options, asked.n or 1, convention is not None)
-        return await self._answer(request, asked, runs, Chat(logprobs is not None, convention=convention))
+        options = asked.options(logprobs) | form_of(asked.response_format) | tools.options
+        runs = await self.languages.start(request, opened, [prompt], options, asked.n or 1, bool(tools))
+        return await self._answer(request, asked, runs, Chat(logprobs is not None, tools))
 
     async def completions(self, request: Request) -> Response:
         asked: CompletionRequest = await self._read(request, _COMPLETION)
@@ -217,9 +223,7 @@ class OpenAI:
         asked: EmbeddingRequest = await self._read(request, _EMBEDDING)
         opened = await self.languages.open_encoder(request, asked.model)
         check_supported({"dimensions": asked.dimensions}, ("dimensions",))
-        texts = [asked.input] if isinstance(asked.input, str) else asked.input
-        if not texts or not all(isinstance(each, str) for each in texts):
-            raise RequestError("the input is no text", expected="a string, or a list of strings")
+        texts = _split_texts("input", asked.input)
         made = await request.while_connected(opened.run(opened.texts.embed(texts)))
         opened.stats.prompt_tokens += made.tokens
         found = made.array
@@ -251,22 +255,27 @@ class OpenAI:
         return json_response({"prompt": await opened.prepare(opened.texts.decode(asked.tokens))})
 
 
-def _describe(name: str, about: About) -> dict[str, Any]:
+def _describe(name: str, about: About | None) -> dict[str, Any]:
     fields = {"id": name, "object": "model", "created": 0, "owned_by": "smelt"}
-    return {**fields, "max_model_len": about.context}
+    return fields if about is None else {**fields, "max_model_len": about.context}
 
 
 async def _prompts(opened: Opened, prompt: str | list[Any]) -> list[list[int]]:
-    """A text, tokens, or several of either."""
-    if isinstance(prompt, str):
-        return await opened.prepare(opened.texts.encode([prompt]))
-    if prompt and all(type(each) is int for each in prompt):
-        return [prompt]
-    if prompt and all(isinstance(each, str) for each in prompt):
-        return await opened.prepare(opened.texts.encode(prompt))
-    if prompt and all(isinstance(each, list) and each and all(type(t) is int for t in each) for each in prompt):
-        return prompt
-    raise RequestError("the prompt is no text", expected="a string, tokens, or a list of either")
+    found = _split_texts("prompt", prompt)
+    return await opened.prepare(opened.texts.encode(found)) if isinstance(found[0], str) else found
+
+
+def _split_texts(field: str, given: str | list[Any]) -> list[Any]:
+    """A text, tokens, or several of either → a list of texts, or a list of lists of tokens."""
+    if isinstance(given, str):
+        return [given]
+    if given and all(type(each) is int for each in given):
+        return [given]
+    if given and all(isinstance(each, str) for each in given):
+        return given
+    if given and all(isinstance(each, list) and each and all(type(t) is int for t in each) for each in given):
+        return given
+    raise RequestError(f"the {field} is no text", expected="a string, tokens, or a list of either")
 
 
 def usage_of(runs: Sequence[Generation]) -> dict[str, int]:
@@ -286,8 +295,8 @@ class Form(ABC):
 
     held = False  # whether pieces are held back until the answer is whole
 
-    def __init__(self, logprobs: bool, echoes: Sequence[str] = ()) -> None:
-        self.logprobs, self.echoes = logprobs, echoes
+    def __init__(self, logprobs: bool) -> None:
+        self.logprobs = logprobs
 
     @abstractmethod
     def whole(self, index: int, run: Generation) -> dict[str, Any]: ...
@@ -306,21 +315,19 @@ class Chat(Form):
     prefix, object, chunk = "chatcmpl-", "chat.completion", "chat.completion.chunk"
     field = b'"content":'
 
-    def __init__(self, logprobs: bool, convention: Convention | None = None) -> None:
+    def __init__(self, logprobs: bool, tools: ToolUse = NO_TOOLS) -> None:
         super().__init__(logprobs)
-        self.convention, self.held = convention, convention is not None
+        self.tools, self.held = tools, bool(tools)
 
     def calls(self, run: Generation) -> list[dict[str, Any]]:
         """The tools that an answer calls."""
-        if self.convention is None:
-            return []
         return [
             {
                 "id": f"call_{secrets.token_hex(8)}",
                 "type": "function",
                 "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
             }
-            for call in parse_calls(run.said, self.convention)
+            for call in self.tools.calls(run)
         ]
 
     def whole(self, index: int, run: Generation) -> dict[str, Any]:
@@ -370,29 +377,38 @@ class Completion(Form):
     prefix, object, chunk = "cmpl-", "text_completion", "text_completion"
     field = b'"text":'
 
+    def __init__(self, logprobs: bool, echoes: Sequence[str]) -> None:
+        super().__init__(logprobs)
+        self.echoes = echoes
+        self._sent = [len(each) for each in echoes]  # characters of each answer that were sent
+
     def whole(self, index: int, run: Generation) -> dict[str, Any]:
         text = self.echoes[index] + run.text
-        return {"index": index, "text": text, "logprobs": self._probs(run.pieces), "finish_reason": run.finish}
+        probs = self._probs(run.pieces, len(self.echoes[index]))
+        return {"index": index, "text": text, "logprobs": probs, "finish_reason": run.finish}
 
     def first(self, index: int) -> dict[str, Any] | None:
         text = self.echoes[index]
         return {"index": index, "text": text, "logprobs": None, "finish_reason": None} if text else None
 
     def piece(self, index: int, piece: Token, run: Generation) -> dict[str, Any]:
-        return {"index": index, "text": piece.text, "logprobs": self._probs([piece]), "finish_reason": None}
+        probs = self._probs([piece], self._sent[index])
+        self._sent[index] += len(piece.text)
+        return {"index": index, "text": piece.text, "logprobs": probs, "finish_reason": None}
 
     def last(self, index: int, run: Generation) -> dict[str, Any]:
         return {"index": index, "text": "", "logprobs": None, "finish_reason": run.finish}
 
-    def _probs(self, pieces: Sequence[Token]) -> dict[str, Any] | None:
+    def _probs(self, pieces: Sequence[Token], start: int) -> dict[str, Any] | None:
+        """`start`: characters of the text before the pieces. The text of a token may come with a later one."""
         if not self.logprobs:
             return None
-
+        *offsets, _ = itertools.accumulate((len(piece.text) for piece in pieces), initial=start)
         return {
             "tokens": [piece.name for piece in pieces],
             "token_logprobs": [piece.logprob for piece in pieces],
             "top_logprobs": [dict(piece.top) for piece in pieces],
-            "text_offset": [0 for _ in pieces],
+            "text_offset": offsets,
         }
 
 

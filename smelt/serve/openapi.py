@@ -123,6 +123,13 @@ class InferStatistics(Record):
     compute_output: Duration
 
 
+class BatchStatistics(Record):
+    batch_size: int
+    compute_input: Duration
+    compute_infer: Duration
+    compute_output: Duration
+
+
 class VersionStatistics(Record):
     name: str
     version: str
@@ -130,7 +137,7 @@ class VersionStatistics(Record):
     inference_count: int
     execution_count: int
     inference_stats: InferStatistics
-    batch_stats: list[Any]
+    batch_stats: list[BatchStatistics]
 
 
 class Statistics(Record):
@@ -263,7 +270,7 @@ class OpenAIModel(Record):
     object: str
     created: int
     owned_by: str
-    max_model_len: int
+    max_model_len: int | msgspec.UnsetType = msgspec.UNSET  # known once it was loaded
 
 
 class OpenAIModels(Record):

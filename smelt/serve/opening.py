@@ -132,3 +132,9 @@ def _samples(path: Path, config: ModelConfig, model: LoadedModel) -> dict[str, A
     sizes = default_sizes([port.shape for port in ports]) | config.sizes
     generator = np.random.default_rng(0)
     return {port.name: random_array(port.shape, sizes, generator) for port in ports}
+
+
+def stop_compiling(config: ModelConfig, model: LoadedModel) -> None:
+    """Have requests that would compile refused, unless the settings allow them."""
+    if not config.compile_on_request:
+        model.stop_compiling("compile_on_request = true in the model's settings, or fixed values: static = {…}")

@@ -293,14 +293,14 @@ class Pipeline:
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
 
-    async def run(self, inputs: Inputs, deadline: float | None, priority: int) -> dict[str, Array]:
+    async def run(self, inputs: Inputs, deadline: float | None, priority: int, client: str = "") -> dict[str, Array]:
         values: dict[str, Array] = dict(inputs)
         for stage in self.stages:
             given = {own: values[name] for own, name in stage.takes.items()}
             if isinstance(stage.step, PythonStep):
                 made = await self._python(stage, stage.step, given, deadline)
             else:
-                made = await self._model(stage, given, deadline, priority)
+                made = await self._model(stage, given, deadline, priority, client)
             values |= {name: made[own] for own, name in stage.gives.items()}
         return {name: values[name] for name in self.stages[-1].gives.values()}
 
@@ -315,13 +315,13 @@ class Pipeline:
             raise DeadlineError(f"{self.name}: {stage.name} took too long") from None
 
     async def _model(
-        self, stage: Stage, given: Mapping[str, Array], deadline: float | None, priority: int
+        self, stage: Stage, given: Mapping[str, Array], deadline: float | None, priority: int, client: str
     ) -> dict[str, Array]:
         served = await self.demand(stage.name)
         if {port.name: _value(port) for port in served.inputs} != stage.inputs:
             raise UnavailableError(f"{stage.name} has changed", remedy=f"load {self.name} again")
         outputs: dict[str, Array]
-        outputs, _ = await served.queue.infer(given, _time_left(self.name, deadline), priority)
+        outputs, _ = await served.queue.infer(given, _time_left(self.name, deadline), priority, client)
         return outputs
 
 
@@ -378,7 +378,7 @@ def _measure(step: PythonStep, name: str, array: Array, value: Value, sizes: dic
 class PipelineQueue:
     """What the server asks of a model's queue, for a pipeline: its models have queues of their own."""
 
-    def __init__(self, pipeline: Pipeline, most: int, on_call: Callable[[int, int, float], object]) -> None:
+    def __init__(self, pipeline: Pipeline, most: int, on_call: Callable[[int, float], object]) -> None:
         self.pipeline, self._most, self._on_call = pipeline, most, on_call
         self.waiting = self.running = 0
         self._closed = False
@@ -386,7 +386,9 @@ class PipelineQueue:
     def is_inline(self, inputs: Inputs) -> bool:
         return False
 
-    async def infer(self, inputs: Inputs, timeout: float | None, priority: int = 0) -> tuple[dict[str, Array], Timing]:
+    async def infer(
+        self, inputs: Inputs, timeout: float | None, priority: int = 0, client: str = ""
+    ) -> tuple[dict[str, Array], Timing]:
         if self._closed:
             raise UnavailableError(f"{self.pipeline.name} is being unloaded", retry_after=1)
         if self.running > self._most:
@@ -396,12 +398,12 @@ class PipelineQueue:
         started = time.perf_counter()
         self.running += 1
         try:
-            found = await self.pipeline.run(inputs, None if timeout is None else started + timeout, priority)
+            found = await self.pipeline.run(inputs, None if timeout is None else started + timeout, priority, client)
         finally:
             self.running -= 1
         spent = time.perf_counter() - started
         rows = max((len(array) for array in inputs.values() if array.ndim), default=1)
-        self._on_call(1, rows, spent)
+        self._on_call(rows, spent)
         return found, Timing(0.0, spent, rows, rows)
 
     def close(self) -> None:

@@ -89,6 +89,13 @@ class DeadlineError(RequestError):
     advice = "allow more time, or send fewer requests at once"
 
 
+class BrokenError(RequestError):
+    """A request that failed inside the server: a bug of ours."""
+
+    status = 500
+    advice = "the server's log has the reason, with the request's id"
+
+
 _STATUS: tuple[tuple[type[SmeltError], int], ...] = (
     (TimedOutError, 504),
     (CancelledError, 499),
@@ -97,6 +104,11 @@ _STATUS: tuple[tuple[type[SmeltError], int], ...] = (
     (UnsupportedError, 400),
     (RunError, 400),
 )
+
+
+def as_problem(error: BaseException) -> SmeltError:
+    """An error that is not ours, without anything of its inside."""
+    return error if isinstance(error, SmeltError) else BrokenError("the request failed inside the server")
 
 
 def status_of(error: SmeltError) -> int:

@@ -1,8 +1,9 @@
 """Requests for one model → calls: a bounded queue, batches of independent rows, deadlines, cancellation.
 
-A request waits in a FIFO queue for one of the model's instances, which are threads. An idle instance starts at once.
-Where rows are proven independent, it takes along what waits with inputs of the same kind, up to `max_batch` rows. A
-model whose calls are shorter than a change of threads runs on the event loop itself (`short_calls`).
+A request waits for one of the model's instances, which are threads. An idle instance starts at once. Clients take turns
+by the rows that they ask for (start-time fair queueing); requests of one client run in their order. Where rows are
+proven independent, an instance takes along what waits with inputs of the same kind, up to `max_batch` rows. A model
+whose calls are shorter than a change of threads runs on the event loop itself (`short_calls`).
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ PATIENCE = 0.1  # seconds after which a call on the event loop is ended; it is r
 # ticks of the runtime's watch thread, which would have to be woken for a shorter deadline.
 MEASURED = 16  # one call in this number on the event loop: reading a thread's clock takes a while
 
+RESERVED = 8  # one part in this number of a queue is for clients that hold less than half of it
+
 Inputs = Mapping[str, Array]
 
 
@@ -47,6 +50,7 @@ class Limits:
     max_batch: int = 1  # rows; 1 where rows are not proven independent
     max_delay: float = 0.0
     max_queue: int = 1024
+    may_inline: bool = True  # whether short calls run on the event loop
 
 
 @dataclass(slots=True)
@@ -73,6 +77,8 @@ class Job:
     rows: int
     kind: Any  # jobs of the same kind may share a batch
     priority: int = 0
+    client: str = ""  # who takes turns with others
+    turn: int = 0  # rows that its client and those who took turns with it had asked for before
     cancel: Cancel = field(default_factory=Cancel)
     queued: float = field(default_factory=time.perf_counter)
     timing: Timing = field(default_factory=Timing)
@@ -106,7 +112,7 @@ class ModelQueue:
         name: str,
         call: ModelCall,
         limits: Limits,
-        on_call: Callable[[int, int, float], object] = lambda requests, rows, seconds: None,
+        on_call: Callable[[int, float], object] = lambda rows, seconds: None,
         take_kernels: Callable[[], Sequence[Any]] | None = None,
     ) -> None:
         """`take_kernels`: the kernels of the call that the same thread made last."""
@@ -116,7 +122,10 @@ class ModelQueue:
         self._typical: dict[int, float] = {}  # their medians
         self._doubted: set[int] = set()  # magnitudes of inputs with a call that was ended on the event loop
         self._long: set[int] = set()  # those with a call that was not short after all: they run in threads
-        self._jobs: deque[Job] = deque()
+        self._jobs: deque[Job] = deque()  # by priority, then by turn
+        self._turn = 0  # of the job that was taken last
+        self._turns: dict[str, int] = {}  # of the next job of each client
+        self._expiry: tuple[float, asyncio.TimerHandle] | None = None  # when a deadline may pass, on `perf_counter`
         self._ready = threading.Condition()
         self._closed = False
         self._running = self._inlined = 0
@@ -129,7 +138,7 @@ class ModelQueue:
 
     def is_inline(self, inputs: Inputs) -> bool:
         """Whether a call runs on the event loop."""
-        return self.seconds(inputs) < INLINE
+        return self.limits.may_inline and self.seconds(inputs) < INLINE
 
     def seconds(self, inputs: Inputs) -> float:
         """What a call with such inputs typically takes: the median of the last ones."""
@@ -159,11 +168,13 @@ class ModelQueue:
     def running(self) -> int:
         return self._running
 
-    async def infer(self, inputs: Inputs, timeout: float | None, priority: int = 0) -> tuple[dict[str, Array], Timing]:
+    async def infer(
+        self, inputs: Inputs, timeout: float | None, priority: int = 0, client: str = ""
+    ) -> tuple[dict[str, Array], Timing]:
         """The outputs for these inputs. Cancelling the task cancels the call."""
         if self.is_inline(inputs) and (found := self.infer_now(inputs, timeout)) is not None:
             return found
-        return await self.wait(self.submit(inputs, timeout, priority))
+        return await self.wait(self.submit(inputs, timeout, priority, client))
 
     async def wait(self, job: Job) -> tuple[dict[str, Array], Timing]:
         """The outputs of a request that was put into the queue. Cancelling the task cancels it."""
@@ -173,25 +184,58 @@ class ModelQueue:
             self.cancel(job)
             raise
 
-    def submit(self, inputs: Inputs, timeout: float | None, priority: int = 0) -> Job:
-        """Put a request into the queue; the outputs come into its future."""
+    def submit(self, inputs: Inputs, timeout: float | None, priority: int = 0, client: str = "") -> Job:
+        """Put a request into the queue; the outputs come into its future. Where clients are told apart, one of them
+        cannot fill the queue."""
         self._check_open()
-        if len(self._jobs) >= self.limits.max_queue:
-            wait = min(60.0, len(self._jobs) * min(self.seconds(inputs), 1.0))
-            raise BusyError(
-                f"{self.name} is busy", expected=f"at most {self.limits.max_queue} requests that wait", retry_after=wait
-            )
-        return self.enqueue(inputs, timeout, priority)
+        most, waiting = self.limits.max_queue, len(self._jobs)
+        if waiting >= most or (client and waiting >= most - most // RESERVED and self._count(client) > most // 2):
+            wait = min(60.0, waiting * min(self.seconds(inputs), 1.0))
+            raise BusyError(f"{self.name} is busy", expected=f"at most {most} requests that wait", retry_after=wait)
+        return self.enqueue(inputs, timeout, priority, client)
 
-    def enqueue(self, inputs: Inputs, timeout: float | None, priority: int = 0, alone: bool = False) -> Job:
+    def _count(self, client: str) -> int:
+        """Requests of a client that wait."""
+        with self._ready:
+            return sum([job.client == client for job in self._jobs])
+
+    def enqueue(
+        self, inputs: Inputs, timeout: float | None, priority: int = 0, client: str = "", alone: bool = False
+    ) -> Job:
         """The same for a request that was accepted. `alone`: it shares its call with no other, and is measured."""
         loop = asyncio.get_running_loop()
         rows = len(next(iter(inputs.values()))) if self.limits.max_batch > 1 and inputs else 1
         deadline = None if timeout is None else time.perf_counter() + timeout
         kind = object() if alone else self.kind(inputs)
-        job = Job(inputs, deadline, loop.create_future(), rows, kind, priority)
+        job = Job(inputs, deadline, loop.create_future(), rows, kind, priority, client)
         self._put(job)
+        if deadline is not None and (self._expiry is None or deadline < self._expiry[0]):
+            self._look_again(loop, deadline)
         return job
+
+    def _look_again(self, loop: asyncio.AbstractEventLoop, deadline: float) -> None:
+        """Look for requests whose deadline has passed when this one does."""
+        if self._expiry is not None:
+            self._expiry[1].cancel()
+        left = max(0.001, deadline - time.perf_counter())
+        self._expiry = deadline, loop.call_later(left, self._expire, loop)
+
+    def _expire(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Refuse what waits longer than it may, also while all instances are busy."""
+        self._expiry = None
+        now = time.perf_counter()
+        with self._ready:
+            late = [job for job in self._jobs if job.deadline is not None and job.deadline <= now]
+            for job in late:
+                self._jobs.remove(job)
+            left = min((job.deadline for job in self._jobs if job.deadline is not None), default=None)
+        for job in late:
+            job.finish(self._late_error())
+        if left is not None:
+            self._look_again(loop, left)
+
+    def _late_error(self) -> DeadlineError:
+        return DeadlineError(f"{self.name}: the deadline passed before the request could run")
 
     def cancel(self, job: Job) -> None:
         """End a request whose outputs are not wanted any more. Its place in the queue is free at once."""
@@ -216,9 +260,7 @@ class ModelQueue:
         self._check_open()
         return self.call_now(inputs, timeout)
 
-    def call_now(
-        self, inputs: Inputs, timeout: float | None, requests: int = 1
-    ) -> tuple[dict[str, Array], Timing] | None:
+    def call_now(self, inputs: Inputs, timeout: float | None) -> tuple[dict[str, Array], Timing] | None:
         """The same for requests that were accepted."""
         self._inlined += 1
         measured = self._inlined % MEASURED == 0
@@ -237,7 +279,7 @@ class ModelQueue:
             self.measure(inputs, time.thread_time() - busy)
         spent = time.perf_counter() - started
         rows = len(next(iter(inputs.values()))) if self.limits.max_batch > 1 and inputs else 1
-        self.on_call(requests, rows, spent)
+        self.on_call(rows, spent)
         return found, Timing(0.0, spent, rows, rows, self._kernels(), started)
 
     def _kernels(self) -> Sequence[Any]:
@@ -264,11 +306,15 @@ class ModelQueue:
             self._ready.notify()
 
     def _insert(self, job: Job) -> None:
-        if job.priority and self._jobs:
-            at = next((i for i, each in enumerate(self._jobs) if each.priority < job.priority), len(self._jobs))
-            self._jobs.insert(at, job)
-        else:
+        job.turn = max(self._turn, self._turns.get(job.client, 0))
+        self._turns[job.client] = job.turn + job.rows
+        at, mine = len(self._jobs), (-job.priority, job.turn)
+        while at and (-self._jobs[at - 1].priority, self._jobs[at - 1].turn) > mine:
+            at -= 1
+        if at == len(self._jobs):
             self._jobs.append(job)
+        else:
+            self._jobs.insert(at, job)
 
     # ---- in the instances' threads ----
 
@@ -310,7 +356,7 @@ class ModelQueue:
             if job.cancel.cancelled or job.future.cancelled():
                 continue
             if job.deadline is not None and now >= job.deadline:
-                _finish(job, DeadlineError(f"{self.name}: the deadline passed before the request could run"))
+                _finish(job, self._late_error())
             elif not taken or (job.kind == taken[0].kind and rows + job.rows <= self.limits.max_batch):
                 taken.append(job)
                 rows += job.rows
@@ -319,6 +365,8 @@ class ModelQueue:
             else:
                 skipped.append(job)
         self._jobs.extendleft(reversed(skipped))
+        if taken:
+            self._turn = max(self._turn, taken[0].turn)
         return taken
 
     def _run(self, jobs: Sequence[Job]) -> None:
@@ -339,7 +387,7 @@ class ModelQueue:
         if len(jobs) == 1 or busy < INLINE:  # where a batch is short, so is each of its requests
             self.measure(jobs[0].inputs, busy)
         total = sum(job.rows for job in jobs)
-        self.on_call(len(jobs), total, spent)
+        self.on_call(total, spent)
         for job, outputs in zip(jobs, found, strict=True):
             job.timing.computed, job.timing.batch, job.timing.kernels = spent, total, kernels
             _finish(job, outputs)
@@ -370,6 +418,9 @@ class ModelQueue:
         end = time.monotonic() + seconds
         while (self.waiting or self._running) and time.monotonic() < end:
             await asyncio.sleep(0.01)
+        if self._expiry is not None:
+            self._expiry[1].cancel()
+            self._expiry = None
         return not (self.waiting or self._running)
 
 

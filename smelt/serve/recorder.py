@@ -23,17 +23,19 @@ class Recorder:
     def add_to(self, routes: Routes) -> None:
         routes.add("GET", "/v2/debug/slow", self.show)
 
-    def record(self, request: Request, response: Response, identity: str, seconds: float, error: str | None) -> None:
+    def record(
+        self, request: Request, status: int, identity: str, seconds: float, error: str | None, streamed: bool
+    ) -> None:
         found: dict[str, Any] = {
             "time": round(time.time() - seconds, 3),
             "request": identity,
             "method": request.method,
             "path": request.path[:MOST_TEXT],
-            "status": response.status,
+            "status": status,
             "ms": round(seconds * 1000, 3),
             "key": None if request.key is None else request.key.name,
             "client": (request.scope.get("client") or ("?",))[0],
-            "streamed": response.stream is not None,
+            "streamed": streamed,
             "error": None if error is None else error[:MOST_TEXT],
         }
         if request.timing is not None:

@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from smelt.llm.tools import Convention, ToolCall, convention_of, parse_calls
 from smelt.serve.http import EVENTS, Request, Response, Routes, json_response, read_json
 from smelt.serve.language import Generation, Languages, chat_prompt, check_supported, complete, explain_failure, form_of
 from smelt.serve.problems import RequestError
+from smelt.serve.tool_choice import ToolUse, choose_tools
 
 _dump = msgspec.json.Encoder().encode
 
@@ -51,15 +51,14 @@ class Responses:
         asked = read_json(_ASKED, await request.body(config.max_body, config.body_timeout), "the request")
         kept = {"previous_response_id": asked.previous_response_id, "background": asked.background}
         check_supported(kept, ("previous_response_id", "background"))
-        check_supported({"tool_choice": asked.tool_choice not in ("auto", "none")}, ("tool_choice",))
         opened = await self.languages.open(request, asked.model)
-        tools = [_tool(each) for each in asked.tools] if asked.tool_choice == "auto" else []
-        convention = convention_of(opened.texts.about.template) if tools else None
-        prompt = await chat_prompt(opened, _messages(asked), tools)
+        given = [_tool(each) for each in asked.tools]
+        tools = choose_tools(opened.texts.about.template, given, _choice(asked.tool_choice))
+        prompt = await chat_prompt(opened, _messages(asked), tools.offered)
         options = {name: getattr(asked, name) for name in ("temperature", "top_p") if getattr(asked, name) is not None}
         options = {"temperature": 1.0, **options, "max_tokens": asked.max_output_tokens, **form_of(_format(asked.text))}
-        (run,) = await self.languages.start(request, opened, [prompt], options, 1, convention is not None)
-        answer = _Answer(asked, run, convention)
+        (run,) = await self.languages.start(request, opened, [prompt], options | tools.options, 1, bool(tools))
+        answer = _Answer(asked, run, tools)
         if asked.stream:
             headers = [(b"cache-control", b"no-cache")]
             return Response(kind=EVENTS, stream=answer.events(), headers=headers, close=run.cancel)
@@ -72,6 +71,13 @@ def _tool(given: Mapping[str, Any]) -> dict[str, Any]:
     if given.get("type") != "function" or not isinstance(given.get("name"), str):
         raise RequestError("a tool is no function", expected='{"type": "function", "name": …, "parameters": {…}}')
     return {"type": "function", "function": {key: value for key, value in given.items() if key != "type"}}
+
+
+def _choice(given: Any) -> Any:
+    """A function by its name as chat completions spell it."""
+    if isinstance(given, dict) and given.get("type") == "function":
+        return {"type": "function", "function": {"name": given.get("name")}}
+    return given
 
 
 def _format(text: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -116,8 +122,8 @@ def _content(content: Any) -> Any:
 
 
 class _Answer:
-    def __init__(self, asked: Asked, run: Generation, convention: Convention | None) -> None:
-        self.asked, self.run, self.convention = asked, run, convention
+    def __init__(self, asked: Asked, run: Generation, tools: ToolUse) -> None:
+        self.asked, self.run, self.tools = asked, run, tools
         self.id, self.message = f"resp_{secrets.token_hex(16)}", f"msg_{secrets.token_hex(16)}"
         self.created = int(time.time())
 
@@ -142,9 +148,7 @@ class _Answer:
         }  # fmt: skip
 
     def output(self) -> list[dict[str, Any]]:
-        calls: tuple[ToolCall, ...] = ()
-        if self.convention is not None:
-            calls = parse_calls(self.run.said, self.convention)
+        calls = self.tools.calls(self.run)
         if not calls:
             return [self.message_item(self.run.text, "completed")]
         return [
@@ -172,7 +176,7 @@ class _Answer:
         at: dict[str, Any] = {"item_id": self.message, "output_index": 0, "content_index": 0}
         yield event("response.created", response=self.record("in_progress"))
         yield event("response.in_progress", response=self.record("in_progress"))
-        live = self.convention is None
+        live = not self.tools
         try:
             if live:
                 yield event("response.output_item.added", output_index=0, item=self.message_item(None, "in_progress"))

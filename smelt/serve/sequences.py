@@ -74,7 +74,7 @@ class Sequences:
                     raise self._missing(key)  # its first request failed
                 left = None if timeout is None else max(0.0, timeout - (time.perf_counter() - begun))
                 state = sequence.state or _zeros(self.name, ports, self._state, inputs)
-                outputs, timing = await queue.infer({**inputs, **state}, left, priority)
+                outputs, timing = await queue.infer({**inputs, **state}, left, priority, client)
                 sequence.state = {into: outputs.pop(origin) for into, origin in self._state.items()}
                 return outputs, timing
             finally:

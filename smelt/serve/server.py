@@ -120,7 +120,7 @@ async def _serve(app: App, listener: socket.socket, quiet: bool, link: socket.so
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
-        app.draining = True
+        app.catalogue.draining = True
         server.should_exit = True
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -135,7 +135,7 @@ async def _serve(app: App, listener: socket.socket, quiet: bool, link: socket.so
     _say(quiet, f"smelt listens on {url}")
     other = None
     if config.grpc_port is not None:
-        other, bound = await grpc_front.start(app.service, app.audit, config.host, config.grpc_port, app.tracing)
+        other, bound = await grpc_front.start(app.service, app.audit, app.journal, config.host, config.grpc_port)
         _say(quiet, f"  and for gRPC on {host}:{bound}")
     linked = None if link is None else asyncio.create_task(app.join(link))
     loading = asyncio.create_task(_load(app.catalogue, url, quiet))

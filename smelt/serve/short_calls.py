@@ -151,4 +151,4 @@ class ShortCalls:
         if len(calls) == 1:
             return self._queue.call_now(calls[0].inputs, calls[0].timeout)
         joined = {name: np.concatenate([call.inputs[name] for call in calls]) for name in calls[0].inputs}
-        return self._queue.call_now(joined, None, len(calls))
+        return self._queue.call_now(joined, None)

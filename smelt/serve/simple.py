@@ -24,7 +24,7 @@ from smelt.serve.oip import Service
 from smelt.serve.problems import ForbiddenError, RequestError, status_of
 from smelt.serve.stats import STARTED, Sample, process_usage
 from smelt.serve.tensors import datatype, from_json
-from smelt.serve.text_model import CHAT, TextModel
+from smelt.serve.text_model import CHAT
 from smelt.version import __version__
 
 MAX_REQUESTS = 1024  # of one batch
@@ -171,9 +171,9 @@ def describe(version: Version, sample: Sample) -> dict[str, Any]:
 
 
 def kind_of(version: Version) -> str:
-    """`tensors`, `chat`, `embedding` or `ranking`: what can be asked for. One that is not loaded counts as `chat`."""
-    if isinstance(version.loaded, TextModel):
-        return version.loaded.about.kind
+    """`tensors`, `chat`, `embedding` or `ranking`: what can be asked for. `chat` before it was loaded."""
+    if version.about is not None:
+        return version.about.kind
     return CHAT if version.language else "tensors"
 
 

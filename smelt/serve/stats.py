@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+MOST_SIZES = 256  # of batches that are told apart: clients choose them
 STARTED = time.time()
 
 
@@ -48,6 +49,7 @@ class ModelStats:
     refused: int = 0
     rows: int = 0
     calls: int = 0
+    compiles: int = 0
     last: float = 0.0
     success_s: float = 0.0
     failure_s: float = 0.0
@@ -57,14 +59,23 @@ class ModelStats:
     output_s: float = 0.0
     latency: Histogram = field(default_factory=lambda: Histogram(SECONDS))
     batches: Histogram = field(default_factory=lambda: Histogram(ROWS))
+    by_rows: dict[int, list[float]] = field(default_factory=dict)  # number of rows → calls, and their seconds
     prompt_tokens: int = 0
     generated_tokens: int = 0
     first_token: Histogram = field(default_factory=lambda: Histogram(SECONDS))
     between_tokens: Histogram = field(default_factory=lambda: Histogram(SECONDS))
 
-    def call(self, requests: int, rows: int, seconds: float) -> None:
+    def call(self, rows: int, seconds: float, compiles: int = 0) -> None:
+        """Note a call of the model. Joining the rows of requests is a part of its time."""
         self.calls += 1
+        self.compiles += compiles
         self.batches.add(rows)
+        known = self.by_rows.get(rows)
+        if known is None and len(self.by_rows) < MOST_SIZES:
+            known = self.by_rows[rows] = [0, 0.0]
+        if known is not None:
+            known[0] += 1
+            known[1] += seconds
 
     def record(self) -> dict[str, Any]:
         """`inference_stats` and related fields."""
@@ -84,7 +95,15 @@ class ModelStats:
                 "compute_infer": entry(self.success, self.infer_s),
                 "compute_output": entry(self.success, self.output_s),
             },
-            "batch_stats": [],
+            "batch_stats": [
+                {
+                    "batch_size": rows,
+                    "compute_input": entry(int(count), 0.0),
+                    "compute_infer": entry(int(count), seconds),
+                    "compute_output": entry(int(count), 0.0),
+                }
+                for rows, (count, seconds) in sorted(self.by_rows.items())
+            ],
         }
 
 
@@ -94,6 +113,7 @@ _COUNTERS: dict[str, tuple[str, Callable[[ModelStats], int]]] = {
     "smelt_request_refused": ("requests that were refused for lack of room", lambda s: s.refused),
     "nv_inference_count": ("rows", lambda s: s.rows),
     "nv_inference_exec_count": ("calls of the model", lambda s: s.calls),
+    "smelt_compiles_total": ("programs that were compiled, by loading or by requests", lambda s: s.compiles),
     "nv_inference_request_duration_us": ("request time", lambda s: int((s.success_s + s.failure_s) * 1e6)),
     "nv_inference_queue_duration_us": ("time in the queue", lambda s: int(s.queue_s * 1e6)),
     "nv_inference_compute_input_duration_us": ("time for inputs", lambda s: int(s.input_s * 1e6)),

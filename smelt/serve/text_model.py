@@ -107,7 +107,8 @@ class TextModel(ABC):
     async def decode(self, tokens: Sequence[int]) -> str: ...
 
     @abstractmethod
-    async def embed(self, texts: Sequence[str]) -> Vectors: ...
+    async def embed(self, texts: Sequence[str] | Sequence[Sequence[int]]) -> Vectors:
+        """The vectors of texts, or of lists of tokens."""
 
     @abstractmethod
     async def score(self, query: str, texts: Sequence[str]) -> Scores: ...
@@ -147,12 +148,13 @@ class LocalTexts(TextModel):
         found: str = await asyncio.to_thread(self._model.tokenizer.decode, list(tokens))
         return found
 
-    async def embed(self, texts: Sequence[str]) -> Vectors:
+    async def embed(self, texts: Sequence[str] | Sequence[Sequence[int]]) -> Vectors:
         model = self._of(EmbeddingModel)
 
         def work() -> Vectors:
             made = np.ascontiguousarray(model.embed(texts), np.float32)
-            tokens = sum(len(model.tokenizer.encode(text)) for text in texts)
+            lists = [model.tokenizer.encode(each) if isinstance(each, str) else each for each in texts]
+            tokens = sum(min(len(each), model.context) for each in lists)
             return Vectors((len(made), made.shape[1]), made.tobytes(), tokens)
 
         return await asyncio.to_thread(work)

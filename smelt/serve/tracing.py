@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from smelt.errors import SmeltError, UnsupportedError
-from smelt.serve.http import Request, Response
+from smelt.serve.http import Request
 
 
 class Tracing:
@@ -44,24 +44,18 @@ class Tracing:
         self._server, self._inside = SpanKind.SERVER, set_span_in_context
         self._failed = Status(StatusCode.ERROR)
 
-    def record(
-        self, request: Request, response: Response, identity: str, seconds: float, error: SmeltError | None
-    ) -> None:
-        """A request over HTTP."""
-        attributes = {
-            "http.request.method": request.method,
-            "url.path": request.path,
-            "http.response.status_code": response.status,
-            "smelt.request_id": identity,
-        }
-        self._record(f"{request.method} {_route(request)}", request, attributes, response.status, seconds, error)
-
-    def record_call(
-        self, request: Request, service: str, status: int, seconds: float, error: SmeltError | None
-    ) -> None:
-        """A call over gRPC; `status` is HTTP's."""
-        attributes = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": request.path}
-        self._record(f"{service}/{request.path}", request, attributes, status, seconds, error)
+    def record(self, request: Request, status: int, identity: str, seconds: float, error: SmeltError | None) -> None:
+        """A request. The status of a call over gRPC is HTTP's, too."""
+        attributes: dict[str, Any] = {"smelt.request_id": identity}
+        if request.is_rpc:
+            name = request.path[1:]
+            service, _, method = name.partition("/")
+            attributes |= {"rpc.system": "grpc", "rpc.service": service, "rpc.method": method}
+        else:
+            name = f"{request.method} {_route(request)}"
+            attributes |= {"http.request.method": request.method, "url.path": request.path}
+            attributes["http.response.status_code"] = status
+        self._record(name, request, attributes, status, seconds, error)
 
     def _record(
         self,

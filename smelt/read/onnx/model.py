@@ -225,8 +225,9 @@ def _input(port: Any, sizes: list[Size], model: Model) -> Value:
 
 
 def _static(port: Any, given: Any, model: Model) -> Item:
-    """A given value, which must be of the input's type."""
-    item = _as_given(given)
+    """A given value, which must be of the input's type. A tensor may be a nested list: settings have no arrays."""
+    is_tensor = port.type.WhichOneof("value") == "tensor_type"
+    item = _as_given(_to_array(port, given, model) if is_tensor and isinstance(given, list | tuple) else given)
     if port.type.WhichOneof("value") != "tensor_type" or not isinstance(item, Tensor):
         return item
     tensor = port.type.tensor_type
@@ -242,6 +243,19 @@ def _static(port: Any, given: Any, model: Model) -> Item:
         )
     item.name = port.name
     return item
+
+
+def _to_array(port: Any, given: Any, model: Model) -> Any:
+    """A nested list as an array of the input's element type. Fractions are rounded, whole numbers must fit."""
+    try:
+        array = np.array(given)
+    except ValueError:  # lists of several lengths
+        return given
+    if array.dtype.kind not in "biuf":  # strings, and what is no tensor
+        return array
+    made = array.astype(element_type(port.type.tensor_type.elem_type, f"{model.path}: input {port.name!r}").numpy)
+    is_rounded = array.dtype.kind == "f" and made.dtype.kind in "fV"
+    return made if is_rounded or np.array_equal(made.astype(array.dtype), array) else array
 
 
 def _results(top: Graph, name: str, item: Item) -> dict[str, Value]:

@@ -15,7 +15,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -57,6 +57,7 @@ class Cancelled(msgspec.Struct, array_like=True, tag="cancel", frozen=True):
 class Done(msgspec.Struct, array_like=True, tag="done", frozen=True):
     number: int
     tensors: list[Tensor]
+    compiles: Annotated[int, msgspec.Meta(ge=0)] = 0  # programs that were compiled for the call
 
 
 class Failed(msgspec.Struct, array_like=True, tag="failed", frozen=True):
@@ -129,8 +130,9 @@ class Channel:
         """Run the model. The arrays of each input are stacked along their first axis."""
         self._send_tensors(batches, lambda tensors: Call(number, timeout, tensors))
 
-    def send_done(self, number: int, outputs: Mapping[str, Array]) -> None:
-        self._send_tensors({name: (array,) for name, array in outputs.items()}, lambda found: Done(number, found))
+    def send_done(self, number: int, outputs: Mapping[str, Array], compiles: int = 0) -> None:
+        made = {name: (array,) for name, array in outputs.items()}
+        self._send_tensors(made, lambda found: Done(number, found, compiles))
 
     def send_bytes(self, make: Callable[[Tensor], Message], content: bytes) -> None:
         """A message that names where the bytes are."""

@@ -46,9 +46,11 @@ class RemoteQueue(ModelQueue):
         name: str,
         model: RemoteModel,
         limits: Limits,
-        on_call: Callable[[int, int, float], object] = lambda requests, rows, seconds: None,
+        on_call: Callable[[int, float, int], object] = lambda rows, seconds, compiles: None,
     ) -> None:
-        super().__init__(name, _never, limits, on_call)
+        """`on_call`: also told how many programs were compiled for a call."""
+        super().__init__(name, _never, limits)
+        self.note_call = on_call
         self.model = model
         self._restarts = Restarts(model, self._resume, self._refuse_all)
         self._numbers = itertools.count(1)
@@ -65,11 +67,11 @@ class RemoteQueue(ModelQueue):
     def is_inline(self, inputs: Inputs) -> bool:
         return False
 
-    def submit(self, inputs: Inputs, timeout: float | None, priority: int = 0) -> Job:
+    def submit(self, inputs: Inputs, timeout: float | None, priority: int = 0, client: str = "") -> Job:
         self.attach()
         if self._restarts.is_hopeless:
             raise UnavailableError(f"{self.name}: its worker process keeps ending", retry_after=MOST_PAUSE)
-        return super().submit(inputs, timeout, priority)
+        return super().submit(inputs, timeout, priority, client)
 
     def attach(self) -> None:
         """Listen to the worker on this event loop: one that ends is started again before it is asked."""
@@ -173,7 +175,7 @@ class RemoteQueue(ModelQueue):
         self._free(slot)
         if isinstance(outcome, list):
             total = sum(job.rows for job in jobs)
-            self.on_call(len(jobs), total, spent)
+            self.note_call(total, spent, said.compiles if isinstance(said, Done) else 0)
             for job, outputs in zip(jobs, outcome, strict=True):
                 job.timing.computed, job.timing.batch = spent, total
                 job.finish(outputs)

@@ -144,7 +144,7 @@ class RemoteTexts(TextModel):
     async def decode(self, tokens: Sequence[int]) -> str:
         return await self._ask("decode", str, tokens=list(tokens))
 
-    async def embed(self, texts: Sequence[str]) -> Vectors:
+    async def embed(self, texts: Sequence[str] | Sequence[Sequence[int]]) -> Vectors:
         found = await self._ask("embed", Vectors, MOST, texts=list(texts))
         return self._expect(found, found.is_whole and found.shape[0] == len(texts))
 

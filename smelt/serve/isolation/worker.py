@@ -15,10 +15,11 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+from smelt.activity import count_compiles
 from smelt.buffer import bytes_text
 from smelt.bundle.record import signature_record
 from smelt.client.wire import to_bytes
@@ -34,7 +35,7 @@ from smelt.serve.isolation.channel import HELLO, Call, Cancelled, Channel, Close
 from smelt.serve.isolation.compiler import ask_compiler
 from smelt.serve.isolation.packets import Packets
 from smelt.serve.isolation.text_worker import TextWorker, make_loop, record_error
-from smelt.serve.opening import is_language, open_model, open_texts, warm_up
+from smelt.serve.opening import is_language, open_model, open_texts, stop_compiling, warm_up
 from smelt.serve.queue import INLINE
 from smelt.serve.text_model import About, LocalTexts
 from smelt.stop import Cancel
@@ -58,6 +59,7 @@ class Loaded(msgspec.Struct):
 
     layers: list[str]  # of the sandbox
     seconds: float
+    compiles: Annotated[int, msgspec.Meta(ge=0)] = 0
     about: About | None = None  # of a language model, for which what follows is empty
     engine: str = ""
     signature: Any = None  # `bundle.record`
@@ -82,16 +84,17 @@ def _serve(
         share_weights()
     started = time.perf_counter()
     try:
-        model = _load(setup)
+        with count_compiles() as made:
+            model = _load(setup)
     except Exception as error:
         control.send(Failed(0, record_error(error)))
         return
-    about = _describe(model, layers, time.perf_counter() - started)
+    about = _describe(model, layers, time.perf_counter() - started, made.count)
     control.send_bytes(Ready, msgspec.json.encode(about))
     if isinstance(model, LocalTexts):
         TextWorker(model, Packets(calls[0].socket), loop).run()
     else:
-        _Worker(model, control, setup.config.output_limit).run(calls)
+        _Worker(model, control, setup.config).run(calls)
 
 
 def _load(setup: WorkerSetup) -> LoadedModel | LocalTexts:
@@ -101,21 +104,23 @@ def _load(setup: WorkerSetup) -> LoadedModel | LocalTexts:
     model = open_model(path, config)
     if config.warm_up:
         warm_up(setup.name, path, config, model)
+    stop_compiling(config, model)
     return model
 
 
-def _describe(model: LoadedModel | LocalTexts, layers: list[str], seconds: float) -> Loaded:
+def _describe(model: LoadedModel | LocalTexts, layers: list[str], seconds: float, compiles: int) -> Loaded:
     if isinstance(model, LocalTexts):
-        return Loaded(layers, seconds, model.about)
-    ports = Signature(model.signature.inputs, model.signature.outputs, model.optional)
-    return Loaded(layers, seconds, None, model.engine, signature_record(ports), model.provenance, dict(model.metadata))
+        return Loaded(layers, seconds, compiles, model.about)
+    ports = signature_record(Signature(model.signature.inputs, model.signature.outputs, model.optional))
+    return Loaded(layers, seconds, compiles, None, model.engine, ports, model.provenance, dict(model.metadata))
 
 
 class _Worker:
     """Threads that run calls, and one that hears of cancelled ones."""
 
-    def __init__(self, model: LoadedModel, control: Channel, most: int) -> None:
-        self.model, self.control, self._most = model, control, most
+    def __init__(self, model: LoadedModel, control: Channel, config: ModelConfig) -> None:
+        self.model, self.control, self._most = model, control, config.output_limit
+        self._may_compile = config.compile_on_request
         self._tokens: dict[int, Cancel] = {}
         self._cancelled: set[int] = set()
         self._short: dict[int, bool] = {}  # whether calls are worth no second thread, by the magnitude of their inputs
@@ -157,14 +162,14 @@ class _Worker:
                     self._cancelled.discard(number)
         try:
             inputs = channel.tensors(call.tensors, copy=False)
-            outputs = self._call(inputs, call.timeout, token)
+            outputs, compiles = self._call(inputs, call.timeout, token)
             self._check_size(outputs)
         except ClosedError:
             raise
         except Exception as error:
             channel.send(Failed(call.number, record_error(error)))
         else:
-            channel.send_done(call.number, outputs)
+            channel.send_done(call.number, outputs, compiles)
         finally:
             del self._tokens[call.number]
 
@@ -179,10 +184,16 @@ class _Worker:
                 remedy="a smaller batch, or a larger max_output in the model's settings",
             )
 
-    def _call(self, inputs: dict[str, Array], timeout: float | None, token: Cancel) -> dict[str, Array]:
+    def _call(self, inputs: dict[str, Array], timeout: float | None, token: Cancel) -> tuple[dict[str, Array], int]:
+        """The outputs, and how many programs were compiled for them."""
         magnitude = sum(array.nbytes for array in inputs.values()).bit_length()
         limit_this_thread(1 if self._short.get(magnitude) else 0)
-        started = time.thread_time()
-        outputs = self.model.run(inputs, timeout=timeout, cancel=token)
+        started, compiles = time.thread_time(), 0
+        if self._may_compile:
+            with count_compiles() as made:
+                outputs = self.model.run(inputs, timeout=timeout, cancel=token)
+            compiles = made.count
+        else:
+            outputs = self.model.run(inputs, timeout=timeout, cancel=token)
         self._short[magnitude] = time.thread_time() - started < INLINE
-        return outputs
+        return outputs, compiles

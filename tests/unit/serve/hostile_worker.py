@@ -104,6 +104,8 @@ class Hostile:
         ports = [Port(name, Shape.of(dtype("f32"), (1,))) for name in ("x", "y")]
         self.signature = Signature((ports[0],), (ports[1],))
 
+    def stop_compiling(self, remedy: str) -> None: ...
+
     def run(
         self, inputs: Mapping[str, Array], *, timeout: float | None = None, cancel: Cancel | None = None
     ) -> dict[str, Any]:

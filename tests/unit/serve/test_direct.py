@@ -390,7 +390,7 @@ def test_a_bug_in_a_direct_handler_is_no_bad_request(client: Client, monkeypatch
     def fail(*_: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(client.app, "_identify", fail)
+    monkeypatch.setattr(client.app.journal, "identify", fail)
     wire = Wire(client)
     wire.feed(request())
     assert (wire.sent, wire.closed) == (b"", True)
@@ -567,11 +567,11 @@ def test_a_client_that_leaves_while_the_model_is_loaded_gets_no_call(
 def test_a_server_without_room_writes_few_lines(caplog: pytest.LogCaptureFixture) -> None:
     key = KeyConfig(name="slow", sha256=hashlib.sha256(SECRET.encode()).hexdigest(), per_minute=1)
     with serving(model(DIGITS), keys=[key]) as client, caplog.at_level("INFO", "smelt.serve"):
-        client.app._busy_logged = time.monotonic() + 3600 - 1
+        client.app.journal._busy_logged = time.monotonic() + 3600 - 1
         answers = [Wire(client).receive(request()) for _ in range(4)]
         assert [answer[9:12] for answer in answers] == [b"200", b"429", b"429", b"429"]
         assert not caplog.records
-        client.app._busy_logged = float("-inf")
+        client.app.journal._busy_logged = float("-inf")
         Wire(client).receive(request())
         assert [record.getMessage().split()[2] for record in caplog.records] == ["429"]
 

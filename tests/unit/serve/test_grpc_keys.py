@@ -11,13 +11,12 @@ from typing import Any
 import grpc
 import pytest
 
+from smelt.serve.app import App
 from smelt.serve.audit import Audit, verify
 from smelt.serve.config import Config, KeyConfig
 from smelt.serve.grpc import start
 from smelt.serve.grpc_messages import messages
-from smelt.serve.keys import Keys
 from smelt.serve.models import Catalogue
-from smelt.serve.oip import Service
 from tests.unit.serve.client import DIGITS, model
 
 SERVICE = "inference.GRPCInferenceService"
@@ -34,7 +33,8 @@ def test_calls_are_checked_and_audited(tmp_path: Path) -> None:
 
     async def work() -> None:
         audit, catalogue = Audit(str(log)), Catalogue(config.models)
-        server, port = await start(Service(catalogue, config, Keys(keys, False)), audit, "127.0.0.1", 0)
+        app = App(catalogue, config)
+        server, port = await start(app.service, audit, app.journal, "127.0.0.1", 0)
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
 
             async def call(method: str, secret: str, /, **fields: Any) -> Any:

@@ -13,12 +13,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from smelt.serve.app import App
 from smelt.serve.config import Config
 from smelt.serve.grpc import start
 from smelt.serve.grpc_messages import messages
-from smelt.serve.keys import Keys
 from smelt.serve.models import Catalogue
-from smelt.serve.oip import Service
 from tests.unit.serve.client import DIGITS, model
 
 
@@ -60,7 +59,8 @@ def test_a_server_with_tls_refuses_calls_in_the_clear(tmp_path: Path) -> None:
             return bool((await stub(kinds["ServerLiveRequest"](), timeout=20)).live)
 
     async def work() -> None:
-        server, port = await start(Service(Catalogue(config.models), config, Keys([], False)), None, "127.0.0.1", 0)
+        app = App(Catalogue(config.models), config)
+        server, port = await start(app.service, None, app.journal, "127.0.0.1", 0)
         try:
             trusted = grpc.ssl_channel_credentials(certificate.read_bytes())
             named = [("grpc.ssl_target_name_override", "localhost")]

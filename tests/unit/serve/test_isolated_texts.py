@@ -181,6 +181,8 @@ def test_keep_alive_unloads_and_the_next_request_loads(client: Client) -> None:
     client.run(settle())
     assert client.app.catalogue.pick("tiny").on_demand
     assert [row["name"] for row in client.get("/api/ps").json["models"]] == ["encoder"]
+    assert {row["name"] for row in client.get("/api/tags").json["models"]} == {"tiny", "encoder"}
+    assert {row["id"] for row in client.get("/v1/models").json["data"]} == {"tiny", "encoder"}
     again = client.post("/api/chat", {**asked, "keep_alive": "1h30m"}).json
     assert (again["message"], again["eval_count"]) == (first["message"], 3)
     (row,) = (each for each in client.get("/api/ps").json["models"] if each["name"] == "tiny")

@@ -14,6 +14,7 @@ from smelt.llm.tools import CONVENTIONS
 from smelt.serve import ollama
 from smelt.serve.ollama import LONGEST, _describe, _message, _name, _options, _schema, _seconds, _tail, _whole
 from smelt.serve.problems import RequestError
+from smelt.serve.tool_choice import ToolUse
 
 DURATIONS: list[tuple[Any, float | None]] = [
     (None, None), (0, 0), (0.0, 0.0), (5, 5), (2.5, 2.5), (-1, None), (-0.5, None), (LONGEST, LONGEST),
@@ -86,10 +87,11 @@ def test_calls_of_tools_take_the_place_of_text() -> None:
     def form(text: str, calls: list[Any]) -> dict[str, Any]:
         return {"text": text, "calls": calls}
 
-    assert _whole(run, form, CONVENTIONS[0]) == {"text": "", "calls": [call]}
-    assert _whole(run, form, None) == {"text": "plain", "calls": []}
+    tools = ToolUse(["f"], CONVENTIONS[0])
+    assert _whole(run, form, tools) == {"text": "", "calls": [call]}
+    assert _whole(run, form, ToolUse()) == {"text": "plain", "calls": []}
     run.said = "plain"
-    assert _whole(run, form, CONVENTIONS[0]) == {"text": "plain", "calls": []}
+    assert _whole(run, form, tools) == {"text": "plain", "calls": []}
 
 
 def test_times_are_nanoseconds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +114,7 @@ def test_files_of_a_model(tmp_path: Path) -> None:
         os.utime(folder / name, (changed, changed))
 
     def describe(path: Path) -> tuple[Any, Any]:
-        version: Any = SimpleNamespace(path=path, name="n", loaded=SimpleNamespace(about=about))
+        version: Any = SimpleNamespace(path=path, name="n", about=about)
         found = _describe(version)
         assert (found["name"], found["model"], found["details"]) == ("n", "n", {"format": "gguf", "family": "llama"})
         return found["size"], found["modified_at"]

@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-CALLS = '{% if tools %}{{ tools | tojson }}"parameters":{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}'
+CALLS = '{% if tools %}{{ tools | length }}"parameters":{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}'
 
 
 @pytest.fixture(scope="module")
@@ -179,6 +179,53 @@ def test_answers_of_a_given_form_and_tools(client: openai.OpenAI) -> None:
     wrong: Any = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "nonsense"}}}
     with pytest.raises(openai.BadRequestError, match="schema"):
         client.chat.completions.create(model="letters", messages=MESSAGES, response_format=wrong)
+
+
+WEATHER: dict[str, Any] = {
+    "type": "object",
+    "properties": {"at": {"$ref": "#/$defs/Place"}},
+    "required": ["at"],
+    "additionalProperties": False,
+    "$defs": {"Place": {"enum": ["here", "there"]}},
+}
+CLOCK = {**WEATHER, "$defs": {"Place": {"enum": ["up"]}}}
+TWO: list[Any] = [
+    {"type": "function", "function": {"name": name, "parameters": form}}
+    for name, form in (("weather", WEATHER), ("clock", CLOCK))
+]
+
+
+def test_a_tool_choice_is_kept(client: openai.OpenAI) -> None:
+    """Random answers of a model that knows no tools are calls nevertheless: their form is guaranteed."""
+    messages: list[Any] = [{"role": "user", "content": "go"}]
+
+    def ask(choice: Any, **more: Any) -> Any:
+        return client.chat.completions.create(
+            model="letters", messages=messages, max_tokens=80, tools=TWO, tool_choice=choice, **more
+        )
+
+    places = {"weather": ("here", "there"), "clock": ("up",)}
+    for name in places:
+        (call,) = ask({"type": "function", "function": {"name": name}}).choices[0].message.tool_calls
+        assert (call.function.name, json.loads(call.function.arguments)["at"] in places[name]) == (name, True)
+    for choice in ask("required", n=6, seed=3).choices:
+        (call,) = choice.message.tool_calls
+        assert json.loads(call.function.arguments)["at"] in places[call.function.name]
+        assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+    last = list(ask("required", stream=True))[-1].choices[0]
+    assert last.delta.tool_calls[0].function.name in places
+    cut = client.chat.completions.create(
+        model="letters", messages=messages, max_tokens=3, tools=TWO, tool_choice="required"
+    ).choices[0]
+    assert (cut.finish_reason, cut.message.tool_calls) == ("length", None)
+    flat: Any = [{"type": "function", **each["function"]} for each in TWO]
+    for wanted in ("required", {"type": "function", "name": "clock"}):
+        called = client.responses.create(model="letters", input="go", tools=flat, tool_choice=wanted).output[0]
+        assert called.type == "function_call"
+        assert json.loads(called.arguments)["at"] in places[called.name]
+    for wrong in ({"type": "function", "function": {"name": "h"}}, "sometimes", {"type": "custom"}):
+        with pytest.raises(openai.BadRequestError, match="tool_choice"):
+            ask(wrong)
 
 
 def test_responses(client: openai.OpenAI, model: Any) -> None:

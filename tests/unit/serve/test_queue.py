@@ -152,16 +152,16 @@ def test_full_queues_refuse_and_expired_work_does_not_run() -> None:
         queue = ModelQueue("m", model, Limits(max_queue=1))
         first = asyncio.create_task(queue.infer(rows(1), None))
         await wait_for(model.started)
-        late = asyncio.create_task(queue.infer(rows(2), 0.01))
+        late = asyncio.create_task(queue.infer(rows(2), 1.0))
         await settle(queue, 1)
         with pytest.raises(BusyError) as refused:
             await queue.infer(rows(3), None)
         assert refused.value.retry_after is not None
-        await asyncio.sleep(0.05)
+        with pytest.raises(DeadlineError, match="before the request could run"):
+            await late  # while the only instance is still busy
+        assert queue.waiting == 0
         model.gate.set()
         await first
-        with pytest.raises(DeadlineError, match="before the request could run"):
-            await late
         assert model.calls == [1], "expired work was not run"
 
     play(work())
@@ -208,6 +208,48 @@ def test_higher_priority_comes_first() -> None:
         model.gate.set()
         await asyncio.gather(first, *tasks)
         assert model.calls == [1, 5, 3, 4, 2]
+
+    play(work())
+
+
+def test_clients_take_turns_by_the_rows_that_they_ask_for() -> None:
+    async def work() -> None:
+        model = Doubling()
+        queue = ModelQueue("m", model, Limits())
+        done = list[str]()
+
+        async def ask(client: str) -> None:
+            await queue.infer(rows(1), None, client=client)
+            done.append(client)
+
+        first = asyncio.create_task(ask("greedy"))
+        await wait_for(model.started)
+        tasks = []
+        for client in ("greedy",) * 4 + ("modest",) * 2 + ("late",):
+            tasks.append(asyncio.create_task(ask(client)))
+            await settle(queue, len(tasks))
+        model.gate.set()
+        await asyncio.gather(first, *tasks)
+        # The greedy one had its turn with the first; then all take turns, in the order in which they came.
+        assert done == ["greedy", "modest", "late", "greedy", "modest", "greedy", "greedy", "greedy"]
+
+    play(work())
+
+
+def test_one_client_cannot_fill_a_queue() -> None:
+    async def work() -> None:
+        model = Doubling()
+        queue = ModelQueue("m", model, Limits(max_queue=16))
+        jobs = [queue.submit(rows(1), None)]
+        await wait_for(model.started)
+        jobs += [queue.submit(rows(1), None, 0, "greedy") for _ in range(14)]
+        with pytest.raises(BusyError):
+            queue.submit(rows(1), None, 0, "greedy")
+        jobs += [queue.submit(rows(1), None, 0, "modest") for _ in range(2)]
+        with pytest.raises(BusyError):
+            queue.submit(rows(1), None, 0, "modest")
+        model.gate.set()
+        await asyncio.gather(*(job.future for job in jobs))
 
     play(work())
 
@@ -305,9 +347,9 @@ def test_a_call_that_is_long_for_once_leaves_the_event_loop(is_model: bool) -> N
 
 def test_short_calls_run_on_the_event_loop() -> None:
     """A call whose median is short runs at once and is counted; a longer one, or a wait, goes to the queue."""
-    model, calls = Doubling(), list[tuple[int, int]]()
+    model, calls = Doubling(), list[int]()
     model.gate.set()
-    queue = ModelQueue("m", model, Limits(max_batch=8), lambda requests, rows, seconds: calls.append((requests, rows)))
+    queue = ModelQueue("m", model, Limits(max_batch=8), lambda rows, seconds: calls.append(rows))
     given = rows(1, 2, 3)
     assert not queue.is_inline(given), "nothing is known yet"
     for seconds in (INLINE / 2, INLINE / 2, 9.0):
@@ -318,9 +360,12 @@ def test_short_calls_run_on_the_event_loop() -> None:
     np.testing.assert_array_equal(outputs["y"], 2 * given["x"])
     assert (timing.waited, timing.rows, timing.batch, timing.kernels) == (0.0, 3, 3, ())
     assert timing.computed > 0
-    assert (calls, queue.waiting) == ([(1, 3)], 0)
+    assert (calls, queue.waiting) == ([3], 0)
     for _ in range(3):
         queue.measure(given, INLINE)
+    outside = ModelQueue("m", model, Limits(may_inline=False))
+    outside.measure(given, INLINE / 2)
+    assert not outside.is_inline(given), "a call that may compile"
     assert not queue.is_inline(given), "the median of the last five is no longer short"
     assert queue.seconds(rows(*range(3000))) == float("inf"), "inputs of another magnitude"
 
@@ -344,10 +389,8 @@ class Iteration:
     """Calls that are added in one iteration, and what became of them."""
 
     def __init__(self, model: Any, **limits: Any) -> None:
-        self.counted: list[tuple[int, int]] = []
-        self.queue = ModelQueue(
-            "m", model, Limits(**limits), lambda requests, rows, _: self.counted.append((requests, rows))
-        )
+        self.counted: list[int] = []
+        self.queue = ModelQueue("m", model, Limits(**limits), lambda rows, _: self.counted.append(rows))
         self.ended: list[int] = []
 
     def run(
@@ -388,7 +431,7 @@ def test_requests_of_one_iteration_share_a_call() -> None:
         np.testing.assert_array_equal(outputs["y"], 2 * inputs["x"])
         assert timing.rows == len(inputs["x"])
         assert timing.waited >= 0
-    assert sorted(turn.counted) == [(1, 1), (1, 1), (3, 4)]
+    assert sorted(turn.counted) == [1, 1, 4]
     assert sorted(turn.ended) == [0, 1, 2, 3, 4]
 
 

@@ -151,7 +151,7 @@ def test_problems(client: Client, name: str) -> None:
 
 
 def test_outputs_and_inputs_over_grpc_are_as_many_as_over_http(client: Client) -> None:
-    kinds, front = messages(), GrpcFront(client.app.service, None)
+    kinds, front = messages(), GrpcFront(client.app.service, None, client.app.journal)
     tensor = kinds["InferInputTensor"](name="pixels", datatype="FP32", shape=[1, 64])
     output = kinds["InferRequestedOutputTensor"](name="probabilities")
     for inputs, outputs, message in (
@@ -173,6 +173,21 @@ def test_pages_of_other_sites_do_not_administer_a_server_without_keys(client: Cl
         reply = client.post(path, host=host, origin=origin)
         assert (reply.status, "another site" in reply.json["error"]) == (403, True)
     assert client.post(path, host=host, origin=f"http://{host}").status == 200
+
+
+def test_scripts_of_an_allowed_site_may_send_keys_and_read_tensors() -> None:
+    site = "https://app.example"
+    with serving(model(DIGITS), allow_origin=site) as client:
+        asked = {"origin": site, "access_control_request_headers": "authorization,x-own"}
+        preflight = client.run(client.ask("OPTIONS", "/v2/models/digits/infer", headers=asked))
+        assert preflight.status == 204
+        assert preflight.headers["access-control-allow-headers"] == "authorization,x-own"
+        answer = client.get("/v2", origin=site)
+        assert answer.headers["access-control-allow-origin"] == site
+        assert "inference-header-content-length" in answer.headers["access-control-expose-headers"]
+    with serving(model(DIGITS)) as client:
+        assert client.run(client.ask("OPTIONS", "/v2")).status == 405
+        assert not [name for name in client.get("/v2", origin=site).headers if name.startswith("access-control")]
 
 
 def test_a_header_length_that_does_not_fit(client: Client) -> None:
@@ -238,7 +253,8 @@ def test_a_repository_with_versions_that_come_and_go(tmp_path: Path) -> None:
         assert found.post("/v2/repository/models/twice/unload").status == 200
         reply = found.post("/v2/models/twice/infer", body)
         assert (reply.status, "not ready" in reply.json["error"]) == (503, True)
-        assert found.get("/v2/health/ready").status == 503
+        assert found.get("/v2/models/twice/ready").status == 503
+        assert found.get("/v2/health/ready").status == 200, "a server without a model that was unloaded is ready"
         assert found.post("/v2/repository/models/twice/load").status == 200
         assert value(found, "/v2/models/twice/versions/3/infer") == [3, 30]
         (tmp_path / "twice" / "4").mkdir()

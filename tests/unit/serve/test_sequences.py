@@ -22,9 +22,7 @@ from smelt.serve.app import App
 from smelt.serve.config import Config, KeyConfig
 from smelt.serve.grpc import start
 from smelt.serve.grpc_messages import messages
-from smelt.serve.keys import Keys
 from smelt.serve.models import Catalogue
-from smelt.serve.oip import Service
 from smelt.serve.problems import DeadlineError
 from smelt.serve.queue import ModelQueue
 from smelt.serve.text_model import LocalTexts
@@ -166,7 +164,8 @@ def test_a_sequence_belongs_to_its_key_over_grpc(path: Path) -> None:
     async def work() -> list[str]:
         catalogue = Catalogue(config.models)
         await catalogue.load_all()
-        server, port = await start(Service(catalogue, config, Keys(keys, False)), None, "127.0.0.1", 0)
+        app = App(catalogue, config)
+        server, port = await start(app.service, None, app.journal, "127.0.0.1", 0)
         found = []
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             stub = channel.unary_unary(
@@ -197,7 +196,7 @@ def test_a_call_has_the_time_that_waiting_for_its_turn_has_left() -> None:
     asked: list[float | None] = []
 
     class Queue:
-        async def infer(self, inputs: Any, timeout: float | None, priority: int) -> Any:
+        async def infer(self, inputs: Any, timeout: float | None, priority: int, client: str) -> Any:
             asked.append(timeout)
             return {"y": inputs["x"], "after": inputs["before"]}, None
 

@@ -73,7 +73,7 @@ def test_tensors_stay_in_shared_memory(client: Client, memory: SharedMemory) -> 
     np.testing.assert_allclose(read(memory, 1024), want, rtol=1e-6)
     # The same over gRPC.
     m = messages()
-    front = GrpcFront(client.app.service, None)
+    front = GrpcFront(client.app.service, None, client.app.journal)
 
     def parameters(record: dict[str, Any]) -> Any:
         return {

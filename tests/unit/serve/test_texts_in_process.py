@@ -22,6 +22,7 @@ from smelt.serve.openai import Chat, Completion, openai_problem, usage_of
 from smelt.serve.problems import RequestError, UnavailableError
 from smelt.serve.responses import Asked, _format, _messages, _tool
 from smelt.serve.text_model import Token
+from smelt.serve.tool_choice import ToolUse
 from tests.unit.serve.client import Client, Reply, model, serving
 from tests.unit.serve.language_models import write_language_models
 
@@ -148,7 +149,13 @@ def test_completions(client: Client, direct: Any) -> None:
     probs = choice.pop("logprobs")
     assert choice == {"index": 0, "text": want.text, "finish_reason": want.finish}
     names = [direct.tokenizer.decode([token]) for token in want.ids]
-    assert (probs["tokens"], probs["text_offset"]) == (names, [0, 0, 0])
+    assert probs["tokens"] == names
+    ends = [*probs["text_offset"][1:], len(want.text)]
+    parts = [want.text[start:end] for start, end in zip(probs["text_offset"], ends, strict=True)]
+    assert ([part.strip() for part in parts], "".join(parts)) == (names, want.text)
+    pieces = events(client.post("/v1/completions", {**asked, "logprobs": 1, "stream": True}))[:-1]
+    offsets = [each["choices"][0]["logprobs"]["text_offset"] for each in pieces]
+    assert offsets == [[offset] for offset in probs["text_offset"]]
     np.testing.assert_allclose(probs["token_logprobs"], [each.logprob for each in want.choices], rtol=1e-4)
     assert [list(each) for each in probs["top_logprobs"]] == [[name] for name in names]
     for prompt, count in ((ids, 1), (["w7 w8", "w3"], 2), ([ids, [5]], 2)):
@@ -193,6 +200,7 @@ def test_embeddings(client: Client, folder: Path) -> None:
     with smelt.llm.load(folder / "encoder", engine="reference") as encoder:
         want = encoder.embed(["w7 w8", "w3"])
         tokens = sum(len(encoder.tokenizer.encode(text)) for text in ("w7 w8", "w3"))
+        ids = encoder.tokenizer.encode("w3")
     found = client.post("/v1/embeddings", {"model": "encoder", "input": ["w7 w8", "w3"]}).json
     assert (found["object"], found["model"]) == ("list", "encoder")
     assert [(row["object"], row["index"]) for row in found["data"]] == [("embedding", 0), ("embedding", 1)]
@@ -201,6 +209,20 @@ def test_embeddings(client: Client, folder: Path) -> None:
     one = client.post("/v1/embeddings", {"model": "encoder", "input": "w3", "encoding_format": "base64"}).json
     raw = base64.b64decode(one["data"][0]["embedding"])
     np.testing.assert_allclose(np.frombuffer(raw, "<f4"), want[1], rtol=1e-5)
+    for given in (ids, [ids]):  # as langchain sends them
+        by_tokens = client.post("/v1/embeddings", {"model": "encoder", "input": given}).json
+        np.testing.assert_allclose(by_tokens["data"][0]["embedding"], want[1], rtol=1e-5)
+        assert by_tokens["usage"]["prompt_tokens"] == len(ids)
+
+
+@pytest.mark.parametrize(
+    ("path", "says"), [("/v1/audio/transcriptions", "Whisper"), ("/v1/images/generations", "images")]
+)
+def test_paths_of_openai_that_are_not_here_say_why(client: Client, path: str, says: str) -> None:
+    reply = client.post(path, b"--x\r\n", content_type="multipart/form-data; boundary=x")
+    assert reply.status == 404
+    error = reply.json["error"]
+    assert (says in error["message"], error["type"], error["code"]) == (True, "not_found_error", "NotFoundError")
 
 
 REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
@@ -242,7 +264,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     ("/v1/completions", {"model": "tiny", "prompt": "w1", "echo": True, "logprobs": 1}, 400, "echo"),
     ("/v1/embeddings", {"model": "tiny", "input": "a"}, 400, "tiny makes no embeddings"),
     ("/v1/embeddings", {"model": "encoder", "input": []}, 400, "the input is no text"),
-    ("/v1/embeddings", {"model": "encoder", "input": [[1, 2]]}, 400, "the input is no text"),
+    ("/v1/embeddings", {"model": "encoder", "input": [[1, "w"]]}, 400, "the input is no text"),
     ("/v1/embeddings", {"model": "encoder", "input": "w1", "dimensions": 3}, 400, "dimensions"),
     ("/v1/responses", {"model": "tiny", "input": "w1", "previous_response_id": "x"}, 400, "previous_response_id"),
     ("/v1/responses", {"model": "tiny", "input": "w1", "background": True}, 400, "background"),
@@ -389,7 +411,7 @@ def run_of(text: str = "ab", finish: str = "stop", said: str = "", **more: Any) 
 def test_calls_of_tools() -> None:
     hermes = CONVENTIONS[0]
     said = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
-    form = Chat(False, hermes)
+    form = Chat(False, ToolUse(["f"], hermes))
     assert (form.held, Chat(False).held) == (True, False)
     whole = form.whole(2, run_of(said=said))
     (call,) = whole["message"].pop("tool_calls")
@@ -420,7 +442,7 @@ def test_pieces_with_probabilities() -> None:
     form = Completion(True, ["", "echo"])
     assert form.piece(1, piece, run_of()) == {
         "index": 1, "text": "é", "finish_reason": None,
-        "logprobs": {"tokens": ["é"], "token_logprobs": [-0.5], "top_logprobs": [{"é": -0.5, "b": -1.0}], "text_offset": [0]},
+        "logprobs": {"tokens": ["é"], "token_logprobs": [-0.5], "top_logprobs": [{"é": -0.5, "b": -1.0}], "text_offset": [4]},
     }  # fmt: skip
     assert form.first(0) is None
 

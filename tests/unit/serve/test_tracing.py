@@ -25,13 +25,13 @@ def test_a_request_has_spans_for_the_queue_and_the_call() -> None:
 
     kept = InMemorySpanExporter()
     with serving(model(DIGITS, trusted=True)) as client:
-        client.app.tracing = Tracing(kept)
+        client.app.journal.tracing = Tracing(kept)
         client.post("/v2/models/digits/infer", PIXELS, traceparent=PARENT, x_request_id="mine")
         client.get("/v2/models/nothing", traceparent="nonsense")
-        client.app.tracing._provider.force_flush()
+        client.app.journal.tracing._provider.force_flush()
         found = {span.name: span for span in kept.get_finished_spans()}
-        client.app.tracing.close()
-        client.app.tracing = None
+        client.app.journal.tracing.close()
+        client.app.journal.tracing = None
     assert set(found) == {"POST /v2/models/{}/infer", "queue", "run", "GET /v2/models/{}"}
     whole, queue, run = (found[name] for name in ("POST /v2/models/{}/infer", "queue", "run"))
     assert whole.resource.attributes["service.name"] == "smelt"
@@ -61,12 +61,16 @@ def test_a_call_over_grpc_has_the_same_spans() -> None:
         def invocation_metadata(self) -> list[tuple[str, str]]:
             return [("traceparent", PARENT)]
 
+        def peer(self) -> str:
+            return "ipv4:127.0.0.1:1"
+
         async def abort(self, code: grpc.StatusCode, details: str) -> None:
             raise grpc.RpcError(code)
 
     kept = InMemorySpanExporter()
     with serving(model(DIGITS, trusted=True)) as client:
-        front = GrpcFront(client.app.service, None, Tracing(kept))
+        client.app.journal.tracing = tracing = Tracing(kept)
+        front = GrpcFront(client.app.service, None, client.app.journal)
         infer = front._unary("ModelInfer", front.infer, False)
         tensor = {"name": "pixels", "datatype": "FP32", "shape": [2, 64]}
         for name in ("digits", "nothing"):
@@ -75,10 +79,10 @@ def test_a_call_over_grpc_has_the_same_spans() -> None:
             )
             with nullcontext() if name == "digits" else pytest.raises(grpc.RpcError):
                 client.run(infer(message, Context()))
-        assert front.tracing is not None
-        front.tracing._provider.force_flush()
+        tracing._provider.force_flush()
         spans = kept.get_finished_spans()
-        front.tracing.close()
+        tracing.close()
+        client.app.journal.tracing = None
     method = "inference.GRPCInferenceService/ModelInfer"
     assert [span.name for span in spans] == ["queue", "run", method, method]
     queue, run, whole, failed = spans
@@ -98,12 +102,12 @@ def test_one_call_in_some_has_spans_of_its_kernels() -> None:
     data = np.random.default_rng(0).random((2, 64)).astype(np.float32).reshape(-1).tolist()
     asked = {"inputs": [{**PIXELS["inputs"][0], "data": data}]}
     with serving(model(DIGITS, engine="native", kernel_spans=2)) as client:
-        client.app.tracing = Tracing(kept)
+        client.app.journal.tracing = Tracing(kept)
         answers = [client.post("/v2/models/digits/infer", asked).json for _ in range(4)]
-        client.app.tracing._provider.force_flush()
+        client.app.journal.tracing._provider.force_flush()
         spans = kept.get_finished_spans()
-        client.app.tracing.close()
-        client.app.tracing = None
+        client.app.journal.tracing.close()
+        client.app.journal.tracing = None
     assert answers.count(answers[0]) == 4
     runs = {span.context.span_id for span in spans if span.name == "run"}
     kernels = [span for span in spans if span.parent is not None and span.parent.span_id in runs]

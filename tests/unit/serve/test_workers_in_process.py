@@ -130,7 +130,7 @@ class Model:
 def made_worker() -> tuple[Any, Model, Channel]:
     control, end = pair()
     model = Model()
-    return _Worker(model, Channel(end), 1 << 20), model, control  # type: ignore[arg-type]
+    return _Worker(model, Channel(end), ModelConfig(max_output=1 << 20)), model, control  # type: ignore[arg-type]
 
 
 def test_calls_that_were_cancelled_before_they_came(ended: list[int]) -> None:
@@ -180,7 +180,7 @@ def test_failures_are_answers(ended: list[int]) -> None:
         assert here._tokens == {}
     for large in (np.zeros(1 << 19, np.float32), np.array(["x" * (1 << 20)], object)):
         model.error = None
-        here._call = lambda *_, large=large: {"y": large}
+        here._call = lambda *_, large=large: ({"y": large}, 0)
         calls.send_call(5, None, {"x": [PIXELS]})
         call = channel.receive()
         assert isinstance(call, Call)
