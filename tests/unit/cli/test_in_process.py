@@ -436,7 +436,7 @@ def test_the_model_of_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     calls = []
     monkeypatch.setattr(demo_chat, "chat", lambda *given: calls.append(given))
     demo_chat.demo_chat()
-    assert calls == [(tmp_path / "a.gguf", "", {"max_tokens": 512}, {"context": 2048})]
+    assert calls == [(tmp_path / "a.gguf", demo_chat.SYSTEM, demo_chat.OPTIONS, {"context": 2048})]
 
 
 # ---- language models ----
