@@ -21,6 +21,7 @@ from smelt.cli.preflight import draw_inputs, read_with_samples, require_readable
 from smelt.cli.random_inputs import random_for
 from smelt.cli.tables import Column, open_console, print_table
 from smelt.dtype import Array, dtype
+from smelt.engine import ENGINES
 from smelt.engine.signature import signature_of
 from smelt.errors import MissingPackageError, SmeltError
 from smelt.ir.core import Program, Region
@@ -150,6 +151,10 @@ def _other(
 ) -> Mapping[str, Array]:
     """The outputs of the peer, which takes compile-time inputs like any other."""
     if against != "onnxruntime":
+        known = ["onnxruntime", "auto", *(engine.name for engine in ENGINES)]
+        if against not in known:
+            remedy = "--against onnxruntime"
+            raise SmeltError("unknown engine", expected=", ".join(known), got=against, remedy=remedy)
         return model_of(program, weights, engine=against).run(inputs)
     if path.suffix != ".onnx":
         raise SmeltError("onnxruntime runs ONNX files only", got=path.name, remedy="--against reference")

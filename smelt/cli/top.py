@@ -170,4 +170,7 @@ def fetch(url: str, key: str) -> Metrics:
         remedy = "--key KEY" if error.code in (401, 403) else "check the address"
         raise DeviceError(f"{url} answers {error.code}", remedy=remedy) from error
     except (URLError, ValueError, OSError) as error:
-        raise DeviceError(f"{url} does not answer", got=error, remedy="check the address: http://HOST:PORT") from error
+        got = error.reason if isinstance(error, URLError) else error
+        raise DeviceError(
+            f"{url} does not answer", got=got, remedy="smelt serve MODEL, or --url http://HOST:PORT"
+        ) from error

@@ -136,7 +136,10 @@ class AsyncClient:
 
     async def send(self, method: str, path: str, body: bytes, headers: dict[str, str], timeout: float) -> bytes:
         """One exchange as it is, tried once: for load tests."""
-        return (await self._exchange(method, path, body, time.monotonic() + timeout, headers))[1]
+        try:
+            return (await self._exchange(method, path, body, time.monotonic() + timeout, headers))[1]
+        except (OSError, asyncio.IncompleteReadError) as error:
+            raise self._unreachable(error) from error
 
     def message(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> bytes:
         """A request as it is sent."""
@@ -174,13 +177,16 @@ class AsyncClient:
                 if time.monotonic() + pause >= end:
                     if isinstance(error, SmeltError):
                         raise
-                    raise RunError(
-                        f"the server {self._host}:{self._port} does not answer",
-                        got=str(error) or type(error).__name__,
-                        remedy="smelt serve MODEL, or check the address",
-                    ) from error
+                    raise self._unreachable(error) from error
             await asyncio.sleep(pause)
             wait *= 2
+
+    def _unreachable(self, error: Exception) -> RunError:
+        return RunError(
+            f"the server {self._host}:{self._port} does not answer",
+            got=str(error) or type(error).__name__,
+            remedy="smelt serve MODEL, or check the address",
+        )
 
     async def _exchange(
         self, method: str, path: str, body: bytes, end: float, headers: dict[str, str]

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
+from socket import socket
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from smelt.device import cache
 from smelt.dim import Size, symbol
 from smelt.dtype import Array, f32
 from smelt.engine.signature import signature_of
-from smelt.errors import FileError, ShapeError
+from smelt.errors import FileError, ShapeError, SmeltError
 from smelt.ir.text import parse
 from smelt.model import load
 from smelt.shape import Shape
@@ -202,3 +203,20 @@ def test_default_sizes_are_large_enough_for_the_program() -> None:
     (name,) = given_sizes(signature, [])
     assert given_sizes(signature, [], program)[name] == 64
     assert given_sizes(signature, [f"{name}=3"], program)[name] == 3, "what the user said stays"
+
+
+def test_a_server_that_is_not_running_is_an_error_with_a_remedy() -> None:
+    with socket() as free:  # bound, and nothing listens: connections are refused
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        for command in (["bench", "--url", url], ["top", "--once", "--url", url]):
+            error = CliRunner().invoke(app, command).exception
+            assert isinstance(error, SmeltError), error
+            assert "does not answer" in error.message
+            assert (error.remedy or "").startswith("smelt serve MODEL")
+
+
+def test_the_peers_of_diff_are_named() -> None:
+    error = CliRunner().invoke(app, ["diff", str(DIGITS), "--against", "abacus"]).exception
+    assert isinstance(error, SmeltError)
+    assert (error.expected or "").startswith("onnxruntime, ")
