@@ -60,6 +60,16 @@ BODIES = {
       }}, {{
         stablehlo.return %a : tensor<3x4xf32>
       }}) : (tensor<i1>) -> tensor<3x4xf32>""",
+    "in a branch, of what the weight gave before": f"""
+      %t = stablehlo.tanh %w : tensor<4x4xf32>
+      %e = stablehlo.compare EQ, %i, %one : (tensor<i64>, tensor<i64>) -> tensor<i1>
+      %b = "stablehlo.if"(%e) ({{
+        %p = stablehlo.dot_general %t, %w, {SQUARE}
+        %s = stablehlo.dot_general %a, %p, {TALL}
+        stablehlo.return %s : tensor<3x4xf32>
+      }}, {{
+        stablehlo.return %a : tensor<3x4xf32>
+      }}) : (tensor<i1>) -> tensor<3x4xf32>""",
 }
 STAYS = {
     "what the loop carries": f"%b = stablehlo.dot_general %a, %w, {TALL}",

@@ -205,6 +205,20 @@ def agree(name: str, before: Array, after: Array) -> bool:
     return before.dtype == after.dtype and np.allclose(a, b, rtol=room, atol=room * max(np.abs(a).max(initial=0), 1))
 
 
+@pytest.mark.parametrize(
+    ("pairs", "left"),
+    [
+        (((0, 0),), []),
+        ((), ["stablehlo.constant", "stablehlo.broadcast_in_dim"]),
+        (((0, 1),), ["stablehlo.collective_permute"]),
+    ],
+)
+def test_one_process_sends_to_itself_alone(pairs: tuple[tuple[int, int], ...], left: list[str]) -> None:
+    f = FuncBuilder("main", [Shape("f32", 2)])
+    program = Program.of(f.func(f.op("stablehlo.collective_permute", *f.args, source_target_pairs=pairs).result))
+    assert [op.name for op in lowered(program).main.body.ops] == left
+
+
 def test_groups_of_several_processes_stay() -> None:
     f = FuncBuilder("main", [Shape("f32", 2)])
     value = f.op("stablehlo.all_gather", *f.args, all_gather_dim=0, replica_groups=((0, 1),)).result

@@ -103,4 +103,6 @@ def test_right_types_are_not_refused() -> None:
     assert not has_type((1,), tuple[int, int])
     assert has_type({"a": 1}, dict[str, int])
     assert not has_type({"a": "b"}, dict[str, int])
+    for value, right in ((3, True), (None, True), ("3", False)):
+        assert has_type(value, int | None) is right
     assert type_text(int | None) == "an integer or None"

@@ -21,6 +21,7 @@ from smelt.buffer import HostBuffer
 from smelt.device import pjrt
 from smelt.dtype import Array
 from smelt.errors import DeviceError, FileError, RunError, ShapeError, SizeError, SmeltError, UnsupportedError
+from smelt.tensor.jit.compile import _is_weights
 from smelt.weights import Weights
 
 ENGINES = [
@@ -199,6 +200,20 @@ def test_arguments_and_results_keep_their_structure(engine: str, seed: int) -> N
         executable(State(a, {"q": b}), Pair(c, d), [e, f])
     with pytest.raises(ShapeError, match="another structure"):
         executable(State(a, {"k": b}), Pair(c, d), [e])
+
+
+def test_weights_are_those_of_a_model_or_of_the_object_of_a_method() -> None:
+    class Layer(smelt.Model):
+        w: Tensor
+
+    state = State(smelt.ones("f32[n=2]"), {})
+    layer = Layer(w=smelt.ones("f32[n=2]"))
+    for example, place, donated, wanted in (
+        *((layer, place, (), True) for place in (0, 1)), (layer, 0, ("x",), False),
+        (state, 0, (), True), (state, 1, (), False), (object(), 0, (), False),
+        (state.mean, 0, (), False), ((state,), 0, (), False), ({"a": state}, 0, (), False),
+    ):  # fmt: skip
+        assert _is_weights(example, place, "x", donated) is wanted, (example, place)
 
 
 def test_weights_in_named_tuples_have_paths_by_field(seed: int) -> None:

@@ -20,6 +20,7 @@ from smelt.tensor.facts import (
 )
 from smelt.tensor.proving import current_facts
 from smelt.tensor.source import TensorError
+from smelt.tensor.symbols import determined_symbols
 
 S, C = symbol("S"), symbol("C")
 
@@ -142,3 +143,18 @@ def test_a_branch_that_raises_is_no_path() -> None:
 
     with pytest.raises(ValueError, match="True"):
         explore(refuse_all, Facts.of())
+
+
+def test_symbols_that_sizes_determine() -> None:
+    """A symbol with a number for its factor needs no fact, one with another symbol needs that to be 1 or more."""
+    h, k, n = symbol("H"), symbol("K"), symbol("N")
+    for sizes, names, facts in (
+        ([k, 2 * h + k], {"H", "K"}, ()),
+        ([k, h * k], {"H", "K"}, (Fact("<=", 1, k),)),
+        ([k, h * k, h + 1], {"H", "K"}, ()),
+        ([h * k], set(), ()),
+        ([k, h * k, h * n], {"H", "K", "N"}, (Fact("<=", 1, k), Fact("<=", 1, h))),
+        ([3, 4], set(), ()),
+    ):
+        told, needed = determined_symbols(sizes)
+        assert (told, needed.facts) == (names, facts), sizes

@@ -462,3 +462,15 @@ def test_an_axis_determines_a_symbol_beside_known_ones():
     both = [smelt.symbolic("f32[a=2*N + 3*M + 1]").value, smelt.symbolic("f32[m=M]").value]
     assert sources_of(both) == {"M": (both[1], 0), "N": (both[0], 0)}
     assert sources_of(both[:1]) == {}
+
+
+def test_operands_of_one_shape_are_not_broadcast():
+    """Nothing is emitted for axes that are as they should be; an axis of size 1, or one that is missing, is spread."""
+    for shapes, ops in (
+        (("f32[n=N, m=3]", "f32[n=N, m=3]"), ["add"]),
+        (("f32[n=N, m=3]", "f32[m=3]"), ["broadcast_in_dim", "add"]),
+        (("f32[N, 3]", "f32[1, 3]"), ["broadcast_in_dim", "add"]),
+        (("f32[3]", "f32[1]"), ["broadcast_in_dim", "add"]),
+    ):
+        body = trace(lambda x, y: x + y, *(smelt.symbolic(each).shape for each in shapes)).program.main.body
+        assert [op.name.partition(".")[2] for op in body.ops] == ops, shapes
