@@ -87,6 +87,47 @@ def test_moving_elements():
     assert trace(f.add(row, f.iota(iota_dimension=0, result=Shape("i64", 3)))) == (B, S + 1, 5)
 
 
+RELATIONS = {
+    "EQ": operator.eq,
+    "NE": operator.ne,
+    "LT": operator.lt,
+    "LE": operator.le,
+    "GT": operator.gt,
+    "GE": operator.ge,
+}
+
+
+def decided(found) -> int | None:
+    """1 or 0 where every number, or none, of some says so."""
+    seen = {bool(each) for each in found}
+    return int(seen.pop()) if len(seen) == 1 else None
+
+
+@pytest.mark.parametrize("direction", RELATIONS)
+def test_comparisons_are_decided_exactly_where_all_sizes_agree(direction: str):
+    """A size and B + c, or two numbers: a symbol is 0 or more, so that the first few sizes tell."""
+    f, b, _ = builder()
+    terms = [(lambda n, c=c: n + c, f.add(b, number(f, c))) for c in (-2, -1, 0, 1, 2)]
+    terms += [(lambda n, c=c: c, number(f, c)) for c in (-1, 0, 1)]
+    for left, x in terms:
+        for right, y in terms:
+            want = decided(RELATIONS[direction](left(n), right(n)) for n in range(9))
+            chosen = f.select(f.compare(x, y, comparison_direction=direction), number(f, 7), number(f, 8))
+            assert trace(chosen) == (None if want is None else (7 if want else 8,)), (left(0), right(0))
+
+
+def test_signs_and_magnitudes():
+    f, b, _ = builder()
+    for value, sign, magnitude in (
+        (f.add(b, number(f, 1)), (1,), (B + 1,)),
+        (b, None, (B,)),
+        (f.negate(b), None, (B,)),
+        (f.subtract(b, number(f, 1)), None, None),
+        (number(f, [-3, 0, 3]), (-1, 0, 1), (3, 0, 3)),
+    ):
+        assert (trace(f.sign(value)), trace(f.abs(value))) == (sign, magnitude)
+
+
 def test_unknown_elements_stay_alone():
     f, b, s = builder()
     parts = [f.reshape(x, result=Shape("i32", 1)) for x in (b, f.args[1], s)]

@@ -336,6 +336,8 @@ ELEMENTS = [
     ("dense<[[], []]> : tensor<2x0xf32>", np.zeros((2, 0), np.float32)),
     ("dense<3> : tensor<0x4xi8>", np.zeros((0, 4), np.int8)),
     ('dense<"0x0100FFFF"> : tensor<2xi16>', np.array([1, -1], np.int16)),
+    ('dense<"0x"> : tensor<0x2xi16>', np.zeros((0, 2), np.int16)),
+    ('dense<"0x0100"> : tensor<0x2xi16>', np.zeros((0, 2), np.int16)),
     ('dense<"0x0100"> : tensor<3xi16>', np.ones(3, np.int16)),
     ('dense<"0x000101"> : tensor<3xi1>', np.array([False, True, True])),
     ('dense<"0x0506"> : tensor<11xi1>', np.array([1, 0, 1, 0, 0, 0, 0, 0, 0, 1, 1], bool)),

@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import smelt
 import smelt.llm
 from smelt.dtype import i8
 from smelt.errors import SmeltError, UnsupportedError
-from smelt.llm import LanguageModel
+from smelt.ir.ops import paged_attention
+from smelt.llm import LanguageModel, paged
 from smelt.llm.cache import cache_bytes, pool_sizes
 from smelt.llm.checkpoint import open as open_checkpoint
 from smelt.llm.checkpoint_model import cache_type
@@ -92,3 +94,16 @@ def test_engines_without_a_kernel_refuse_it(folder: Path) -> None:
         smelt.llm.load(folder, engine="native", cache="i8")
     with pytest.raises(UnsupportedError, match="unknown type"):
         smelt.llm.load(folder, engine="native", cache=["int8"])  # type: ignore[arg-type]
+
+
+def test_rows_are_rounded_alike_by_the_model_and_by_the_op() -> None:
+    """The largest element of a row is 127; a row whose scale is no normal number is zeros, and keeps its scale."""
+    least = np.float32(2.0**-126)  # a row with this scale is not yet too small
+    rows = np.array([[0, 0], [least * 127, 0], [least * 126, 0], [-1, 0.5], [1e30, -3e38]], np.float32)
+    codes, steps = paged_attention.round_rows(rows)
+    assert codes.tolist() == [[0, 0], [127, 0], [0, 0], [-127, 64], [0, -127]]
+    np.testing.assert_array_equal(steps, np.abs(rows).max(1) / np.float32(127))
+    found = paged.round_rows(smelt.tensor(rows, "n k"))
+    smelt.realize(*found, engine="reference")
+    np.testing.assert_array_equal(found[0].numpy(), codes)
+    np.testing.assert_array_equal(found[1].numpy(), steps)
