@@ -248,6 +248,15 @@ def clip(g: Graph, input: Value, min: Value | None = None, max: Value | None = N
     return result
 
 
+_LARGEST = 3.4028234663852886e38  # f32
+
+
+@onnx_op("Clip", since=6)
+def clip_6(g: Graph, input: Value, *, min: float = -_LARGEST, max: float = _LARGEST) -> Value:
+    """Infinities become the largest numbers of f32, unless attributes say otherwise."""
+    return clip_1(g, input, min=min, max=max)
+
+
 @onnx_op("Clip", since=1)
 def clip_1(
     g: Graph, input: Value, *, min: float | None = None, max: float | None = None, consumed_inputs: tuple[int, ...] = ()

@@ -58,7 +58,7 @@ def adagrad(
     T: Value,
     *inputs: Value,
     decay_factor: float = 0.0,
-    epsilon: float = 0.0,
+    epsilon: float = 1e-6,
     norm_coefficient: float = 0.0,
 ) -> list[Value]:
     decay = g.plus(g.times(g.convert(g.reshape(T, ()), f32), decay_factor), 1)
@@ -80,7 +80,7 @@ def adam(
     *inputs: Value,
     alpha: float = 0.9,
     beta: float = 0.999,
-    epsilon: float = 0.0,
+    epsilon: float = 1e-6,
     norm_coefficient: float = 0.0,
     norm_coefficient_post: float = 0.0,
 ) -> list[Value]:
