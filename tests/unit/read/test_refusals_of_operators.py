@@ -187,6 +187,8 @@ def ml(error: type[SmeltError], message: str, op: str, *inputs: Any, **attrs: An
 
 
 FEATURES = "f32[2,3]"
+SVM = {"kernel_type": "LINEAR", "kernel_params": [1.0, 0.0, 1.0], "support_vectors": [1.0] * 9}
+THREE = {"vectors_per_class": [1, 1, 1], "coefficients": [1.0] * 6, "rho": [0.0] * 3, "classlabels_ints": [0, 1, 2]}
 LEARNT = [
     ml(ShapeError, "ArrayFeatureExtractor of a scalar", "ArrayFeatureExtractor", "f32[]", i64(0)),
     ml(UnsupportedError, "ArrayFeatureExtractor of text in several rows", "ArrayFeatureExtractor",
@@ -230,6 +232,14 @@ LEARNT = [
     ml(ParseError, "SVMRegressor: attribute 'coefficients'", "SVMRegressor", FEATURES, n_supports=2, rho=[0.0],
        coefficients=[1.0], support_vectors=[1.0] * 6),
     ml(ParseError, "TreeEnsembleRegressor: no tree", "TreeEnsembleRegressor", FEATURES, n_targets=1),
+    ml(ParseError, "SVMClassifier: attribute 'prob_a'", "SVMClassifier", FEATURES, **(SVM | THREE), prob_a=[1.0, 1.0],
+       prob_b=[0.0, 0.0], outputs=2),
+    *(ml(ParseError, "SVMClassifier: attributes 'rho', 'coefficients', 'prob_a', 'prob_b'", "SVMClassifier", FEATURES,
+         **(SVM | THREE | wrong), outputs=2)
+      for wrong in ({"rho": None}, {"coefficients": None}, {"prob_a": [1.0] * 3}, {"vectors_per_class": [1, -1, 1]})),
+    *(ml(ParseError, "SVMClassifier: attributes do not fit 3 classes", "SVMClassifier", FEATURES,
+         **(SVM | THREE | wrong), outputs=2)
+      for wrong in ({"vectors_per_class": [1, 2]}, {"rho": [0.0] * 2}, {"coefficients": [1.0] * 5})),
 ]  # fmt: skip
 
 
