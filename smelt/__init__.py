@@ -270,6 +270,13 @@ def deserialize(
     the pjrt engine takes `device`, `isolate` and `mesh` (`smelt.platform`).
     """
     bundle = import_module("smelt.run.load")
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise import_module("smelt.errors").FileError(
+            "this is no executable",
+            expected="the bytes that serialize() gave",
+            got=type(data).__name__,
+            remedy="smelt.load takes paths",
+        )
     given = {"verify": verify, "device": device, "isolate": isolate, "mesh": mesh}
     options = {name: value for name, value in given.items() if value != _DESERIALIZE[name]}
     if bytes(data[: len(bundle.PJRT)]) == bundle.PJRT:

@@ -89,10 +89,8 @@ class HostBuffer:
     def of(data: Any, element: str | None = None, *, copy: bool = False) -> HostBuffer:
         """A buffer on a NumPy array or on what DLPack brings (shared unless `copy`), or on a copy of anything else
         that NumPy can read."""
-        found = data
-        if not isinstance(data, np.ndarray) and hasattr(data, "__dlpack__") and not hasattr(data, "__array__"):
-            found = np.from_dlpack(data)
-        array = np.array(found) if copy else np.asarray(found)
+        found = to_numpy(data, "the data")
+        array = np.array(found) if copy else found
         if element is not None and array.dtype != dtype(element).numpy:
             array = array.astype(dtype(element).numpy)
         shared = array is data or (array.base is not None and not copy)
@@ -204,9 +202,19 @@ def host_stats() -> dict[str, int]:
     return {"bytes_in_use": used, "peak_bytes_in_use": max(peak, used)}  # the system's peak may be a little behind
 
 
+def to_numpy(data: Any, what: str) -> Array:
+    """An array, what DLPack brings (both shared), or a copy of anything else that NumPy can read."""
+    if not isinstance(data, np.ndarray) and hasattr(data, "__dlpack__") and not hasattr(data, "__array__"):
+        data = np.from_dlpack(data)
+    try:
+        return np.asarray(data)
+    except ValueError as error:  # nested lists whose rows differ in length
+        raise ShapeError(f"{what} is no array", got=error, remedy="give rows of one length") from error
+
+
 def check_array(array: Any, shape: Shape, what: str) -> Array:
     """Check that an array matches a shape, whose symbols match any size."""
-    found = np.asarray(array)
+    found = to_numpy(array, what)
     expected = shape.dtype.numpy
     fits = found.ndim == shape.rank and all(
         not isinstance(size, int) or size == actual for size, actual in zip(shape.sizes, found.shape, strict=True)

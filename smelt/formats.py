@@ -78,6 +78,9 @@ def unsupported(path: str | os.PathLike[str], suffix: str, known: str) -> Unsupp
 def absent(path: str | os.PathLike[str], known: str) -> FileError:
     """The error for a path that is no file: a folder, or nothing."""
     text = os.fspath(path)
+    if os.path.lexists(text) and not os.path.isdir(text):
+        got = "a link that leads nowhere" if not os.path.exists(text) else "a device, a pipe or a socket"
+        return FileError(f"{text} is no regular file", expected="a path to a model", got=got, remedy="give a file")
     if not os.path.isdir(text):
         return FileError("no such file", expected="a path to a model", got=path, remedy=_suggest_path(text))
     names = sorted(os.listdir(text))

@@ -6,6 +6,7 @@ It connects importers and engines. `smelt.load` and the command line call it.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -25,7 +26,7 @@ from smelt.engine.sample import sample_inputs
 from smelt.engine.store import recompile, store_weights
 from smelt.engine.tune import tune as tune_program
 from smelt.engine_api import Executable
-from smelt.errors import DeviceError, UnsupportedError
+from smelt.errors import DeviceError, RunError, UnsupportedError
 from smelt.ir.core import Program
 from smelt.ir.verify import assumes_broadcasts
 from smelt.passes.independent_rows import describe_batching
@@ -70,7 +71,7 @@ def read(path: str | Path, static: Mapping[str, Any] | None = None) -> tuple[Pro
 
 def check_file(path: Path) -> str:
     """The suffix of a file that exists and has a known format."""
-    if not path.is_file():
+    if not os.path.isfile(path):  # Path.is_file raises for names that are too long
         raise formats.absent(path, ", ".join(FORMATS))
     suffix = path.suffix.lower()
     if suffix == bundle.SUFFIX:
@@ -123,6 +124,9 @@ def load(
             tune=tune,
         )
     check_names(device, engine)
+    seconds: Any = tune
+    if seconds is not None and not (isinstance(seconds, int | float) and 0 < seconds < float("inf")):
+        raise RunError("tune is no time", expected="seconds, more than 0", got=tune, remedy="tune=60")
     name, budget = Path(path).stem, Budget.of(memory_limit, sizes)
     if static is None and Path(path).suffix.lower() == ".onnx":
         again = partial(_load_fed, path, device, engine, budget, precision)
@@ -300,6 +304,11 @@ def _compile(engine: Engine[Program], program: Program, budget: Budget | None) -
     if not isinstance(engine, NativeEngine):
         raise UnsupportedError(f"the {engine.name} engine keeps to no memory limit", remedy="no memory_limit")
     footprint = engine.footprint(program)
+    known = sorted({name for arg in program.main.args for name in arg.shape.symbols})
+    unknown = sorted(set(budget.sizes) - set(known))
+    if known and unknown:
+        got = ", ".join(unknown)
+        raise RunError("sizes: no such dynamic dimension", expected=", ".join(known), got=got, remedy="name these")
     footprint.check(budget.bytes, budget.sizes)
     compiled = engine.compile(program).within(budget.account(engine.device), footprint.parts({})["program"])
     return Limited(compiled, footprint, budget.bytes)

@@ -19,7 +19,7 @@ from smelt.device.program import Account
 from smelt.dim import Size, evaluate, solve
 from smelt.dtype import Array
 from smelt.engine_api import Closing, Executable, KernelUse, Port, Signature, Trimmable
-from smelt.errors import MemoryLimitError, ShapeError
+from smelt.errors import MemoryLimitError, RunError, ShapeError
 from smelt.frozen import Frozen
 from smelt.kernel.plan.memory import Memory
 from smelt.kernel.plan.plan import Plan, walk
@@ -49,6 +49,12 @@ class Budget:
 
     @staticmethod
     def of(limit: int | str | None, sizes: Mapping[str, int] | None = None) -> Budget | None:
+        given: Mapping[str, Any] = sizes or {}
+        for name, size in given.items():
+            if not isinstance(size, int | np.integer) or size < 0:
+                raise RunError(
+                    f"sizes: {name!r}", expected="a whole number, at least 0", got=size, remedy="sizes={…: 8}"
+                )
         return None if limit is None else Budget(parse_bytes(limit, "memory_limit"), sizes or {})
 
 

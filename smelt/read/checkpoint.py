@@ -7,6 +7,7 @@ index must be in its own folder.
 from __future__ import annotations
 
 import json
+import os
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,9 +28,9 @@ FORMS = "a .safetensors file, an index of shards (.safetensors.index.json), a fo
 def open(path: str | Path) -> Weights:
     """The weights at a path: `smelt.open("model.safetensors")["embed.weight"].shape`. No tensor is read."""
     path = Path(path)
-    if path.is_dir():
+    if os.path.isdir(path):  # Path.is_dir raises for names that are too long
         return _folder(path)
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise FileError("no such file or folder", expected=FORMS, got=path)
     if path.name.endswith(INDEX):
         return _shards(path)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -171,6 +171,13 @@ class LoadedModel(Closing):
         self, inputs: Mapping[str, Any], *, timeout: float | None = None, cancel: Cancel | None = None
     ) -> dict[str, Array]:
         """Run with a dictionary, for inputs whose names are not Python identifiers."""
+        given: Any = inputs
+        if not isinstance(given, Mapping):
+            ports = self.signature.inputs
+            got = type(given).__name__
+            raise RunError(
+                f"{self.name}: run takes a dictionary", expected="names → arrays", got=got, remedy=_example(ports)
+            )
         return self._call((), inputs, Stop.of(timeout, cancel))
 
     def stop_compiling(self, remedy: str = "call it with such inputs before") -> None:
@@ -217,6 +224,12 @@ class LoadedModel(Closing):
         for each in (self._executable, *self._fed.values()):
             each.close()
         self._fed.clear()
+
+    def __reduce__(self) -> NoReturn:
+        raise UnsupportedError(
+            f"{self.name}: a loaded model cannot be pickled or copied: it holds compiled code",
+            remedy="pass the path and load it in the other process, or save() a bundle, which loads without a compiler",
+        )
 
     def __repr__(self) -> str:
         ports = ", ".join(f"{port.name}: {port.shape}" for port in self.signature.inputs)

@@ -11,8 +11,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from threading import Lock
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from smelt.buffer import to_numpy
 from smelt.bundle.stored import StoredModel, StoredProgram, to_stored
 from smelt.dtype import Array
 from smelt.engine_api import Closing, Compiling, Executable, KernelUse, Signature, Trimmable
@@ -229,7 +228,7 @@ class PerValue(Closing):
         names = [port.name for port in self.signature.inputs]
         if len(inputs) != len(names):
             raise RunError("wrong number of inputs", expected=names, got=len(inputs), remedy="one array per input")
-        return dict(zip(names, (np.asarray(array) for array in inputs), strict=True))
+        return dict(zip(names, map(to_numpy, inputs, (f"the input {name!r}" for name in names)), strict=True))
 
     def _key(self, given: Mapping[str, Array]) -> tuple[Hashable, dict[str, Array], dict[str, tuple[int, ...]]]:
         values = {name: given[name] for name in self.static}

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import os
+import pickle
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -117,6 +121,65 @@ def test_inputs_that_do_not_fit_are_named(pixels: np.ndarray) -> None:
         with pytest.raises(RunError, match="given twice, or too many") as caught:
             model(*positional, **named)
         assert caught.value.expected == ["pixels"]
+
+
+@pytest.mark.parametrize("engine", ["native", "reference"])
+def test_inputs_that_are_no_arrays_are_refused(engine: str, pixels: np.ndarray) -> None:
+    model = smelt.load(DIGITS, engine=engine)
+    with pytest.raises(ShapeError, match="the input 'pixels' is no array"):
+        model(pixels=[[1.0, 2.0], [3.0]])
+    for wrong in ([pixels], None, "pixels"):
+        with pytest.raises(RunError, match="run takes a dictionary"):
+            model.run(wrong)  # type: ignore[arg-type]
+
+    class OnDlpackAlone:
+        def __dlpack__(self, **options: Any) -> Any:
+            return pixels[:2].__dlpack__(**options)
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return pixels.__dlpack_device__()
+
+    np.testing.assert_array_equal(
+        model(pixels=OnDlpackAlone())["probabilities"], model(pixels=pixels[:2])["probabilities"]
+    )
+
+
+def test_a_loaded_model_says_that_it_cannot_be_pickled() -> None:
+    model = smelt.load(DIGITS, engine="reference")
+    for copies in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(UnsupportedError, match="cannot be pickled or copied"):
+            copies(model)
+
+
+def test_options_of_load_with_values_that_mean_nothing() -> None:
+    for sizes in ({"batch": "two"}, {"batch": -2}, {"batch": 1.5}):
+        with pytest.raises(RunError, match="sizes: 'batch'"):
+            smelt.load(DIGITS, memory_limit="1GB", sizes=sizes)  # type: ignore[arg-type]
+    with pytest.raises(RunError, match="no such dynamic dimension") as caught:
+        smelt.load(DIGITS, engine="native", memory_limit="1GB", sizes={"bach": 2})
+    assert (caught.value.expected, caught.value.got) == ("batch", "bach")
+    for seconds in ("long", -1, 0, float("nan"), float("inf")):
+        with pytest.raises(RunError, match="tune is no time"):
+            smelt.load(DIGITS, tune=seconds)  # type: ignore[arg-type]
+    with pytest.raises(FileError, match="this is no executable"):
+        smelt.deserialize("bundle")  # type: ignore[arg-type]
+
+
+def test_paths_that_lead_to_no_regular_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.onnx")
+    (tmp_path / "loop.onnx").symlink_to("loop.onnx")
+    (tmp_path / "zero.onnx").symlink_to("/dev/zero")
+    for name, got in (
+        ("pipe", "a device, a pipe"),
+        ("loop", "a link that leads nowhere"),
+        ("zero", "a device, a pipe"),
+    ):
+        with pytest.raises(FileError, match="is no regular file") as caught:
+            smelt.load(tmp_path / f"{name}.onnx")
+        assert str(caught.value.got).startswith(got)
+    for load in (smelt.load, smelt.open):
+        with pytest.raises(FileError, match="no such file"):
+            load("a" * 5000 + ".onnx")
 
 
 def test_a_number_without_a_label_is_an_error() -> None:

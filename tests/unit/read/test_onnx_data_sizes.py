@@ -46,6 +46,25 @@ OUTER = helper.make_graph(
     [port("j", INT, []), port("go", BOOL, []), port("u", FLOAT, [])],
     [port("again", BOOL, []), port("top", FLOAT, [])],
 )
+# Rows whose size the body computes from data, and a sequence, which no loop can carry.
+KEPT = helper.make_graph(
+    [
+        node("Compress", ["x", "keep"], ["row"], axis=0),
+        node("SequenceConstruct", ["x", "x"], ["pair"]),
+        node("SequenceAt", ["pair", "i"], ["same"]),
+        node("Identity", ["go"], ["again"]),
+        node("Add", ["v", "one"], ["next"]),
+    ],
+    "kept",
+    [port("i", INT, []), port("go", BOOL, []), port("v", FLOAT, [])],
+    [port("again", BOOL, []), port("next", FLOAT, []), port("row", FLOAT, [None])],
+)
+SCANNED = helper.make_graph(
+    [node("Add", ["x", "e"], ["sum"]), node("Compress", ["sum", "keep"], ["row"], axis=0)],
+    "scanned",
+    [port("e", FLOAT, [])],
+    [port("row", FLOAT, None)],
+)
 LOOP = [port("turns", INT, []), port("start", FLOAT, [])]
 TURNS: list[Feed] = [{"turns": np.array(4), "start": np.array(0, np.float32)}]
 FLAGS = [port("x", FLOAT, ["n"]), port("keep", BOOL, ["n"]), port("z", FLOAT, ["k"])]
@@ -85,6 +104,26 @@ CASES: dict[str, tuple[list[Any], list[Any], list[Feed]]] = {
         LOOP,
         TURNS,
     ),
+    "rows of a loop have the size of what is kept": (
+        [node("Loop", ["two", "", "one"], ["last", "y"], body=KEPT)],
+        FLAGS[:2],
+        [{name: feed[name] for name in ("x", "keep")} for feed in flags(([1, 0, 1], 1), ([0, 1, 0], 1))],
+    ),
+    "a loop of no iterations has no rows": (
+        [
+            node("Loop", ["zero", "", "one"], ["last", "rows"], body=KEPT),
+            node("Shape", ["rows"], ["s"]),
+            node("Gather", ["s", "zero"], ["g"]),
+            node("Cast", ["g"], ["y"], to=FLOAT),
+        ],
+        FLAGS[:2],
+        [{name: feed[name] for name in ("x", "keep")} for feed in flags(([1, 0, 1], 1))],
+    ),
+    "rows of a scan have the size of what is kept": (
+        [node("Scan", ["four"], ["y"], body=SCANNED, num_scan_inputs=1)],
+        FLAGS[:2],
+        [{name: feed[name] for name in ("x", "keep")} for feed in flags(([1, 0, 1], 1), ([0, 1, 0], 1))],
+    ),
     "what is kept is added": (
         [node("Compress", ["x", "keep"], ["c"], axis=0), node("Add", ["c", "z"], ["y"])],
         FLAGS,
@@ -120,7 +159,8 @@ def test_sizes_of_the_run(name: str, engine: str, tmp_path: Path) -> None:
         pytest.skip("no C compiler: pip install ziglang")
     nodes, inputs, feeds = CASES[name]
     weights = {"one": np.array(1, np.float32), "limit": np.array(3.5, np.float32), "four": np.ones(4, np.float32)}
-    held = [numpy_helper.from_array(array, each) for each, array in {**weights, "size": np.array([4])}.items()]
+    numbers = {"size": np.array([4]), "two": np.array(2), "zero": np.array(0)}
+    held = [numpy_helper.from_array(array, each) for each, array in {**weights, **numbers}.items()]
     graph = helper.make_graph(nodes, "g", inputs, [port("y", FLOAT, None)], held)
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     path = tmp_path / "model.onnx"

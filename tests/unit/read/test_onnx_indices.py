@@ -135,6 +135,20 @@ def test_constant_indices_are_checked_against_a_dynamic_dimension(op: str, index
         executable(np.zeros((3, 3), np.float32))
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_compress_selects_no_element_past_the_end(known: bool, tmp_path: Path) -> None:
+    node = Node("Compress", "data:f32[N] keep:i1[3]", domain="", weights="keep" if known else "", axis=0)
+    keep = np.array([True, False, True])
+    path = tmp_path / "model.onnx"
+    path.write_bytes(node.model({"keep": keep} if known else {}).SerializeToString())
+    program, weights = read(path)
+    executable = ReferenceEngine().compile(program).prepare(weights)
+    more = () if known else (keep,)
+    np.testing.assert_array_equal(executable(np.arange(4, dtype=np.float32), *more)[0], [0, 2])
+    with pytest.raises(RunError, match=r"Compress: elements .*: 3 is more than 2"):
+        executable(np.zeros(2, np.float32), *more)
+
+
 def test_constant_indices_are_refused_at_import(tmp_path: Path) -> None:
     for op in ("GatherND", "ScatterND"):
         ports = "data:f32[4,3] i:i64[1,1]" + (" new:f32[1,3]" if op == "ScatterND" else "")

@@ -364,8 +364,6 @@ OTHERS = [
     *(row(UnsupportedError, "TfIdfVectorizer of this size", "TfIdfVectorizer", "i64[4]", mode="TF", min_gram_length=1,
           max_gram_length=1, max_skip_count=skips, ngram_counts=[0], ngram_indexes=[last], pool_int64s=[1])
       for skips, last in ((8192, 0), (0, 65536))),
-    row(StaticError, "a running product over a size that is not fixed", "CumProd", "f32[N]", np.int64(0),
-        version=26),
 ]  # fmt: skip
 
 WHERE_PYTHON_WOULD_FAIL = [

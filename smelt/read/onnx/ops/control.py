@@ -18,6 +18,7 @@ from smelt.ir.build import RegionBuilder
 from smelt.ir.core import Region, Value
 from smelt.ir.ops.definition import UNKNOWN
 from smelt.read.onnx.emit import axis_of
+from smelt.read.onnx.file.tensors import element_type
 from smelt.read.onnx.graph import Graph, StaticError
 from smelt.read.onnx.items import Item, Tensor
 from smelt.read.onnx.registry import onnx_op
@@ -127,14 +128,24 @@ def inner_graph(g: Graph, r: RegionBuilder, args: Sequence[Value]) -> Graph:
 
 
 def element_at(g: Graph, x: Value, index: Value, axis: int = 0) -> Value:
-    """The slice at a scalar index, without the axis."""
+    """The slice at a scalar index, without the axis. Of an empty axis: zeros, in a body that never runs."""
+    sizes = x.shape.sizes
+    if sizes[axis] == 0:
+        return g.full(0, Shape.of(x.shape.dtype, (*sizes[:axis], *sizes[axis + 1 :])))
     return g.take(x, index, axis)
 
 
 def put_at(g: Graph, buffer: Value, item: Value, index: Value) -> Value:
-    """A buffer with one slice along its first axis replaced."""
+    """A buffer with one slice along its first axis replaced. An empty one stays, in a body that never runs."""
+    if buffer.shape.sizes[0] == 0:
+        return buffer
     starts = [index, *(g.scalar(0, i64) for _ in range(buffer.shape.rank - 1))]
     return g.b.dynamic_update_slice(buffer, g.expand_dims(item, (0,)), *starts)
+
+
+def _inner_symbols(g: Graph, shapes: Sequence[Shape]) -> list[str]:
+    """Sizes that only a loop's body knows: no buffer can be made for such scan outputs before it runs."""
+    return sorted({name for shape in shapes for name in shape.symbols} - g.births.keys())
 
 
 # ---- Loop ----
@@ -181,10 +192,15 @@ def _unroll(g: Graph, iterations: int, state: list[Item], body: Any) -> list[Ite
             break
     outputs: list[Item | Value] = [*state]
     for column, port in zip(gathered, body.output[1 + count :], strict=True):
-        if not column:
-            raise UnsupportedError("Loop: a scan output of no iterations", got=port.name)
-        outputs.append(g.concat([g.expand_dims(each, (0,)) for each in column], 0))
+        outputs.append(g.concat([g.expand_dims(each, (0,)) for each in column], 0) if column else _no_scan(g, port))
     return [g.item(each) for each in outputs]
+
+
+def _no_scan(g: Graph, port: Any) -> Value:
+    """A scan output of no iterations: its other sizes are those that the body declares, 0 where it declares none."""
+    tensor = port.type.tensor_type
+    sizes = [max(dim.dim_value, 0) for dim in tensor.shape.dim]
+    return g.full(0, Shape.of(element_type(tensor.elem_type, f"Loop: scan output {port.name!r}"), (0, *sizes)))
 
 
 def _while(
@@ -228,6 +244,9 @@ def _while(
     if known_m is not None and always and known_c is not None:
         fixed = known_m.reshape(-1)[0] if known_m.dtype == object else max(0, int(known_m.reshape(-1)[0]))
     leading: Size = 0 if fixed is None else fixed
+    inside = _inner_symbols(g, scans)
+    if inside:
+        raise UnsupportedError("Loop: a scan output whose size the body computes from data", got=", ".join(inside))
     buffers = [g.full(0, Shape.of(shape.element, (leading, *shape.sizes))) for shape in scans]
     if fixed == 0:
         return [*state, *(g.item(buffer) for buffer in buffers)]
@@ -279,13 +298,20 @@ def scan(
 
     with g.region(Shape.of(i64, ()), *(value.shape for value in state)) as dry:
         dry.result(*iterate(dry, dry.args))
-    buffers = [g.full(0, Shape.of(shape.element, (length, *shape.sizes))) for shape in shapes]
     limit = g.size(length)
 
     def test(r: RegionBuilder, args: tuple[Value, ...]) -> list[Value]:
         return [r.compare(args[0], limit, comparison_direction="LT")]
 
-    made = while_loop(g, [g.scalar(0, i64), *state, *buffers], test, iterate)[1:]
+    inside = _inner_symbols(g, shapes)
+    if not inside:
+        buffers = [g.full(0, Shape.of(shape.element, (length, *shape.sizes))) for shape in shapes]
+        made = while_loop(g, [g.scalar(0, i64), *state, *buffers], test, iterate)[1:]
+    elif isinstance(length, int) and 1 <= length <= _MOST_ITERATIONS:
+        made = _unroll_scan(g, length, state, sequences, axes, body)
+    else:
+        got = ", ".join(inside)
+        raise UnsupportedError("Scan: an output whose size the body computes from data, over a dynamic axis", got=got)
     outputs = []
     out_axes = scan_output_axes or (0,) * len(shapes)
     out_back = scan_output_directions or (0,) * len(shapes)
@@ -296,6 +322,22 @@ def scan(
         order.insert(place, 0)
         outputs.append(g.transpose(whole, order))
     return [*made[:count], *outputs]
+
+
+def _unroll_scan(
+    g: Graph, length: int, state: Sequence[Value], sequences: Sequence[Value], axes: Sequence[int], body: Any
+) -> list[Value]:
+    """One copy of the body per element: the states, then the outputs."""
+    columns: list[list[Value]] = []
+    for i in range(length):
+        index = g.scalar(i, i64)
+        slices = [element_at(g, x, index, a) for x, a in zip(sequences, axes, strict=True)]
+        values = [
+            _tensor_value(g, item) for item in g.inside(body, g.b, [Tensor.of(each) for each in (*state, *slices)])
+        ]
+        state = values[: len(state)]
+        columns.append([g.expand_dims(each, (0,)) for each in values[len(state) :]])
+    return [*state, *(g.concat(list(parts), 0) for parts in zip(*columns, strict=True))]
 
 
 @onnx_op("Scan", since=8)

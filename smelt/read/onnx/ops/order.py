@@ -95,8 +95,12 @@ def compress(g: Graph, input: Value, condition: Tensor, *, axis: int | None = No
         raise ShapeError("Compress: condition must be a vector", got=condition.shape)
     known = g.elements(condition)
     if known is not None:
-        return g.take(x, g.value(Tensor.constant(np.flatnonzero(known).astype(np.int64))), place)
+        places = np.flatnonzero(known).astype(np.int64)
+        if places.size:
+            g.check_at_most(int(places[-1]) + 1, x.shape.sizes[place], "Compress: elements that condition selects")
+        return g.take(x, g.value(Tensor.constant(places)), place)
     flags = g.value(condition)
+    g.check_at_most(flags.shape.sizes[0], x.shape.sizes[place], "Compress: elements of condition")
     (kept,) = keep_where(g, flags, [g.iota(i64, flags.shape.sizes, 0)])
     return g.take(x, kept, place)
 

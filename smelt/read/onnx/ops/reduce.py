@@ -7,7 +7,6 @@ from typing import Any
 
 from smelt.dim import Poly, Size
 from smelt.dtype import f64, i64
-from smelt.errors import UnsupportedError
 from smelt.ir.core import Value
 from smelt.read.onnx.emit import axes_of, axis_of
 from smelt.read.onnx.graph import Graph
@@ -71,6 +70,16 @@ def _log_sum_exp(g: Graph, x: Value, axes: Sequence[int]) -> Value:
     return g.binary("add", g.unary("log", total), g.reshape(safe, total.shape.sizes))
 
 
+def _in_floats(fn: Reduction) -> Reduction:
+    """A reduction with logarithms, for integers too: computed in f64, cut to the element type."""
+
+    def reduce(g: Graph, x: Value, axes: Sequence[int]) -> Value:
+        element = x.shape.element
+        return fn(g, x, axes) if element.is_float else g.convert(fn(g, g.convert(x, f64), axes), element)
+
+    return reduce
+
+
 def _root(g: Graph, x: Value) -> Value:
     if x.shape.element.is_float:
         return g.unary("sqrt", x)
@@ -93,8 +102,8 @@ _register("ReduceMin", _extreme("min"), 18)
 _register("ReduceL1", lambda g, x, axes: g.sum(_size(g, x), axes), 18)
 _register("ReduceL2", lambda g, x, axes: _root(g, g.sum(_squares(g, x), axes)), 18)
 _register("ReduceSumSquare", lambda g, x, axes: g.sum(_squares(g, x), axes), 18)
-_register("ReduceLogSum", lambda g, x, axes: g.unary("log", g.sum(x, axes)), 18)
-_register("ReduceLogSumExp", _log_sum_exp, 18)
+_register("ReduceLogSum", _in_floats(lambda g, x, axes: g.unary("log", g.sum(x, axes))), 18)
+_register("ReduceLogSumExp", _in_floats(_log_sum_exp), 18)
 
 
 def _places(name: str, greatest: bool) -> None:
@@ -142,18 +151,19 @@ def running(g: Graph, x: Value, axis: int, kind: str, start: int, exclusive: boo
 
 
 def _running_window(g: Graph, x: Value, axis: int, kind: str, start: int, exclusive: bool, reverse: bool) -> Value:
-    """The same for a dynamic dimension: every element is compared with all others."""
-    if kind != "add":
-        raise UnsupportedError("a running product over a size that is not fixed", got=x.shape)
-    size = x.shape.sizes[axis]
-    at, other = (g.iota(i64, (size, size), i) for i in (0, 1))
+    """The same for a dynamic dimension: every element is compared with all others. What is left out is replaced, not
+    multiplied by 0: infinities stay where they are."""
+    rank, size = x.shape.rank, x.shape.sizes[axis]
+    sizes = (*x.shape.sizes, size)  # the last axis counts the elements of a result
+    at = g.iota(i64, sizes, rank)
+    other = g.iota(i64, sizes, axis)
     direction = ("GT" if exclusive else "GE") if not reverse else ("LT" if exclusive else "LE")
-    mask = g.convert(g.compare(at, other, direction), x.shape.element)
-    order = [i for i in range(x.shape.rank) if i != axis] + [axis]
-    last = g.transpose(x, order)
-    summed = g.dot(last, mask, ((x.shape.rank - 1,), (1,)))
-    back = [order.index(i) for i in range(x.shape.rank)]
-    return g.transpose(summed, back)
+    parts = g.broadcast_in_dim(x, sizes, range(rank))
+    kept = g.select(g.compare(at, other, direction), parts, g.like(start, parts))
+    reduced = g.reduce(kept, (axis,), kind, start)
+    order = list(range(rank - 1))
+    order.insert(axis, rank - 1)
+    return g.transpose(reduced, order)
 
 
 @onnx_op("CumSum", since=11, single=("axis",))

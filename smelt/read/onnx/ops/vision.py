@@ -1,4 +1,4 @@
-"""Operators that sample images: GridSample, RoiAlign, DeformConv, NonMaxSuppression, Col2Im."""
+"""Operators that sample images: AffineGrid, GridSample, RoiAlign, DeformConv, NonMaxSuppression, Col2Im."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import product as combinations
 import numpy as np
 
 from smelt.dim import Size
-from smelt.dtype import f32, f64, i64
+from smelt.dtype import DType, f32, f64, i64
 from smelt.errors import ParseError, ShapeError, UnsupportedError
 from smelt.ir.attributes import GatherDims
 from smelt.ir.build import RegionBuilder
@@ -21,7 +21,7 @@ from smelt.read.onnx.ops.control import element_at, inner_graph, while_loop
 from smelt.read.onnx.ops.nn import per_axis, with_bias
 from smelt.read.onnx.ops.order import keep_where, sorted_with
 from smelt.read.onnx.ops.reduce import running
-from smelt.read.onnx.registry import Ints, onnx_op
+from smelt.read.onnx.registry import Ints, Sizes, onnx_op
 
 # ---- sampling ----
 
@@ -82,7 +82,47 @@ def _corner_weight(g: Graph, ratio: Sequence[Value], corner: Sequence[int]) -> V
     return weight
 
 
-# ---- GridSample ----
+# ---- AffineGrid and GridSample ----
+
+
+@onnx_op("AffineGrid", since=20, ranks={"theta": "3"})
+def affine_grid(g: Graph, theta: Value, size: Sizes, *, align_corners: int = 0) -> Value:
+    """theta [N, k, k + 1] times the homogeneous coordinates of every pixel: [N, *space, k].
+
+    The standard's own function squeezes a batch of 1 away.
+    """
+    space = len(size) - 2
+    if space not in (2, 3) or theta.shape.sizes[1:] != (space, space + 1):
+        expected = "theta [N, 2, 3] and four sizes, or theta [N, 3, 4] and five"
+        raise ShapeError("AffineGrid: theta and size do not fit", expected=expected, got=f"{theta.shape}, {list(size)}")
+    sizes = (size[0], *size[2:], space)
+    rank = len(sizes)
+
+    def compute(theta: Value) -> Value:
+        element = theta.shape.element
+
+        def column(i: int) -> Value:
+            return g.reshape(g.slice_axis(theta, 2, i, i + 1), (theta.shape.sizes[0], *(1,) * space, space))
+
+        total = g.broadcast_to(column(space), sizes)
+        for i in range(space):  # x belongs to the last spatial dimension
+            place = g.along(_grid_line(g, size[-1 - i], element, bool(align_corners)), rank, rank - 2 - i)
+            total = g.binary("add", total, g.binary("multiply", column(i), place))
+        return total
+
+    return g.in_f32(compute, theta)
+
+
+def _grid_line(g: Graph, size: Size, element: DType, align_corners: bool) -> Value:
+    """The coordinates of pixels along an axis: -1 to 1 are its corners, or its borders. One aligned pixel is at 0."""
+    at = g.times(g.iota(element, (size,), 0), 2)  # -1 to 1 is 2
+    extent = g.convert(g.size(size), element)
+    if align_corners:
+        one = g.scalar(1, element)
+        last = g.plus(extent, -1)
+        line = g.plus(g.binary("divide", at, g.binary("maximum", last, one)), -1)
+        return g.choose(g.compare(extent, one, "EQ"), g.scalar(0, element), line)
+    return g.plus(g.binary("divide", g.plus(at, 1), extent), -1)
 
 
 @onnx_op("GridSample", since=16)
