@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from smelt.errors import FileError, SmeltError, UnsupportedError
 from smelt.serve.audit import Audit, verify
-from smelt.serve.config import MOST_INSTANCES, read_config, read_model_config
+from smelt.serve.config import MOST_INSTANCES, Config, KeyConfig, ModelConfig, read_config, read_model_config
 
 
 def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
@@ -128,3 +130,23 @@ def test_the_audit_log_finds_what_was_changed(tmp_path: Path) -> None:
             verify(path)
         with pytest.raises(FileError, match=message):
             Audit(str(path))
+
+
+def settings_of_the_page() -> list[dict[str, str]]:
+    """Setting → default, as text, of each table of settings in docs/serving.md."""
+    page = (Path(__file__).parents[3] / "docs" / "serving.md").read_text("utf-8")
+    tables = re.findall(r"^\| setting \| default \| \|\n.*?\n((?:\|.*\n)+)", page, re.M)
+    return [dict(re.findall(r"^\| `(\w+)` \| (\S+) \|", table, re.M)) for table in tables]
+
+
+@pytest.mark.parametrize(("number", "kind"), [(0, Config), (1, ModelConfig), (2, KeyConfig)])
+def test_the_page_lists_every_setting_and_its_default(number: int, kind: Any) -> None:
+    def shown(field: Any) -> str:
+        if field.required:
+            return "required"
+        default = field.default_factory() if field.default is msgspec.NODEFAULT else field.default
+        if default in (None, [], {}) or default == ():
+            return "–"
+        return f"`{json.dumps(list(default) if isinstance(default, tuple) else default)}`"
+
+    assert settings_of_the_page()[number] == {field.name: shown(field) for field in msgspec.structs.fields(kind)}
