@@ -9,6 +9,7 @@ from smelt.errors import VerifyError
 from smelt.ir.attributes import Constant
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Func, Op, Program, Region, Value
+from smelt.ir.text import parse
 from smelt.ir.verify import callees, verify, verify_all
 from smelt.shape import Shape
 
@@ -232,3 +233,16 @@ def test_constants_are_checked_against_their_type():
     wrong = Op("stablehlo.constant", [], [Shape("f32", 4)], {"value": value})
     with pytest.raises(VerifyError):
         verify(Program.of(func("main", [], [wrong], [])))
+
+
+@pytest.mark.parametrize(
+    ("size", "fact"),
+    [("N", "N == M or N == 1"), ("min(M, 512)", "M <= 512"), ("min(M, 1)", "min(M, 1) == M or min(M, 1) == 1")],
+)
+def test_a_broadcast_of_a_dynamic_dimension_is_an_assumption(size: str, fact: str) -> None:
+    old, new = (f"tensor<?xf32, #smelt.sizes<{each}>>" for each in (size, "M"))
+    program = parse(f"""func.func @main(%x: {old}, %n: tensor<?xf32, #smelt.sizes<N>>, %m: {new}) -> {new} {{
+      %0 = stablehlo.broadcast_in_dim %x, dims = [0] : ({old}) -> {new}
+      return %0 : {new}
+    }}""")
+    assert verify(program) == [f"{fact} (stablehlo.broadcast_in_dim: a dynamic dimension is repeated or kept)"]
