@@ -75,6 +75,7 @@ class Journal:
             "status": status,
             "ms": round(seconds * 1000, 3),
             "client": (request.scope.get("client") or ("?",))[0],
+            "key": None if request.key is None else request.key.name,
         }
         if error is not None:
             fields["error"] = error.message[:MOST_TEXT]

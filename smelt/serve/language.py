@@ -44,12 +44,9 @@ class Opened:
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of something that is no answer of tokens. It counts as a request, and has the model's timeout."""
-        started = time.perf_counter()
         self._admit(work)
         with _Counted(self.texts, self.stats):
-            found = await self._within_timeout(work)
-        self.stats.latency.add(time.perf_counter() - started)
-        return found
+            return await self._within_timeout(work)
 
     async def prepare(self, work: Coroutine[Any, Any, T]) -> T:
         """The same for a part of a request, which is counted later."""
@@ -80,6 +77,7 @@ class _Counted:
 
     def __init__(self, texts: TextModel, stats: ModelStats) -> None:
         self._texts, self._stats, self._ended = texts, stats, False
+        self._started = time.perf_counter()
         texts.running += 1
 
     def __enter__(self) -> None: ...
@@ -91,11 +89,15 @@ class _Counted:
         if not self._ended:
             self._ended = True
             self._texts.running -= 1
-            self._stats.last = time.time()
+            stats, spent = self._stats, time.perf_counter() - self._started
+            stats.last = time.time()
             if is_success:
-                self._stats.success += 1
+                stats.success += 1
+                stats.success_s += spent
+                stats.latency.add(spent)
             else:
-                self._stats.failure += 1
+                stats.failure += 1
+                stats.failure_s += spent
 
 
 class Generation:
@@ -106,7 +108,9 @@ class Generation:
         self.opened, self.prompt, self._run = opened, prompt, run
         self._counted = _Counted(opened.texts, opened.stats)
         opened.stats.prompt_tokens += len(prompt)
-        self._started = self._last = time.perf_counter()
+        self._last = time.perf_counter()
+        self._is_waiting = True  # for its first token
+        opened.texts.waiting += 1
         self.first = 0.0  # seconds to the first token
         self.tokens = 0
         self.text = ""
@@ -137,12 +141,21 @@ class Generation:
             return pieces
         if self.finish == "deadline":
             raise DeadlineError(f"{self.opened.name}: the answer took too long")
-        self.opened.stats.latency.add(time.perf_counter() - self._started)
-        self._counted.end(True)
+        self._end(True)
         return []
+
+    def _end(self, is_success: bool) -> None:
+        self._stop_waiting()
+        self._counted.end(is_success)
+
+    def _stop_waiting(self) -> None:
+        if self._is_waiting:
+            self._is_waiting = False
+            self.opened.texts.waiting -= 1
 
     def _note(self, pieces: Sequence[Token]) -> None:
         stats, now = self.opened.stats, time.perf_counter()
+        self._stop_waiting()
         for piece in pieces:
             (stats.between_tokens if self.tokens else stats.first_token).add(now - self._last)
             if not self.tokens:
@@ -161,7 +174,7 @@ class Generation:
     def cancel(self) -> None:
         """End it, if it has not ended."""
         self._run.cancel()
-        self._counted.end(False)
+        self._end(False)
 
 
 async def complete(request: Request, runs: Sequence[Generation]) -> None:
@@ -294,13 +307,17 @@ async def chat_prompt(
     """Tokens of messages. Content may come in parts, of which only text is understood."""
     if not messages:
         raise RequestError("there are no messages", expected='[{"role": "user", "content": "…"}]')
-    written = [_message(message) for message in messages]
+    knows_developers = "developer" in opened.texts.about.template
+    written = [_message(message, knows_developers) for message in messages]
     return await opened.prepare(opened.texts.prompt(written, tools or ()))
 
 
-def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message as templates read it: text, and the arguments of tool calls as records."""
+def _message(message: Mapping[str, Any], knows_developers: bool = True) -> dict[str, Any]:
+    """A message as templates read it: text, and the arguments of tool calls as records. OpenAI's role `developer` is
+    `system` for templates that do not know it."""
     found = {**message, "content": _text(message.get("content"))}
+    if found.get("role") == "developer" and not knows_developers:
+        found["role"] = "system"
     calls = message.get("tool_calls")
     if calls:
         try:

@@ -142,7 +142,11 @@ class Version:
         }
 
     def sample(self) -> Sample:
-        waiting, running = (self.queue.waiting, self.queue.running) if self.queue else (0, self.active)
+        if self.queue is not None:
+            waiting, running = self.queue.waiting, self.queue.running
+        else:
+            waiting = self.loaded.waiting if isinstance(self.loaded, TextModel) else 0
+            running = self.active - waiting
         worker = self.worker
         pss = None if worker is None else worker.pss
         held = 0 if self.loaded is None else max(held_bytes(self.loaded), self.file_bytes) if pss is None else pss

@@ -99,6 +99,8 @@ class Ollama:
         routes.add("GET", "/api/ps", self.list_loaded)
         routes.add("POST", "/api/show", self.show)
         routes.add("GET", "/api/version", self.version)
+        for name in ("pull", "push", "create", "copy", "delete"):
+            routes.add_absent(f"/api/{name}", "requests do not change which models there are: smelt pull, smelt serve")
 
     async def _read(self, request: Request, decoder: msgspec.json.Decoder[Any]) -> Any:
         return read_json(decoder, await request.body(self.config.max_body, self.config.body_timeout), "the request")

@@ -67,4 +67,4 @@ async def _score(model: TextModel, query: str, texts: list[str]) -> tuple[list[f
     vectors = await model.embed([query, *texts])
     found = vectors.array.astype(np.float64)
     found /= np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
-    return (found[1:] @ found[0]).tolist(), vectors.tokens
+    return np.clip(found[1:] @ found[0], -1.0, 1.0).tolist(), vectors.tokens

@@ -154,11 +154,12 @@ _HISTOGRAMS: dict[str, tuple[str, Callable[[ModelStats], Histogram]]] = {
 }
 _TOKEN_TIMES: dict[str, tuple[str, Callable[[ModelStats], Histogram]]] = {
     "vllm:time_to_first_token_seconds": ("time to the first token", lambda s: s.first_token),
+    "vllm:e2e_request_latency_seconds": ("request time", lambda s: s.latency),
     "vllm:inter_token_latency_seconds": ("time between tokens", lambda s: s.between_tokens),
 }
 _SEQUENCES: dict[str, tuple[str, Callable[[Sample], int]]] = {
-    "vllm:num_requests_running": ("requests that generate now", lambda each: each.running),
-    "vllm:num_requests_waiting": ("requests that wait", lambda each: each.waiting),
+    "vllm:num_requests_running": ("requests whose tokens come", lambda each: each.running),
+    "vllm:num_requests_waiting": ("requests that wait for their first token", lambda each: each.waiting),
 }
 
 

@@ -95,6 +95,7 @@ class TextModel(ABC):
     worker: Any = None  # the process that it runs in; None: this one
     restarts = 0  # of the worker
     running = 0  # requests, counted by `language`
+    waiting = 0  # of these, answers that wait for their first token
 
     @abstractmethod
     async def prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> list[int]:

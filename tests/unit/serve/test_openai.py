@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -219,6 +220,7 @@ def test_a_tool_choice_is_kept(client: openai.OpenAI) -> None:
     ).choices[0]
     assert (cut.finish_reason, cut.message.tool_calls) == ("length", None)
     flat: Any = [{"type": "function", **each["function"]} for each in TWO]
+    wanted: Any
     for wanted in ("required", {"type": "function", "name": "clock"}):
         called = client.responses.create(model="letters", input="go", tools=flat, tool_choice=wanted).output[0]
         assert called.type == "function_call"
@@ -334,28 +336,24 @@ def test_ollama_answers_the_same(server: Server, model: Any) -> None:
 
 
 def test_a_client_that_leaves_ends_its_answer(server: Server) -> None:
-    def running() -> int:
+    def active() -> int:
         connection = http.client.HTTPConnection("127.0.0.1", server.http, timeout=60)
         connection.request("GET", "/metrics")
-        lines = connection.getresponse().read().decode().splitlines()
+        text = connection.getresponse().read().decode()
         connection.close()
-        return int(
-            next(
-                line.rsplit(" ", 1)[1]
-                for line in lines
-                if line.startswith('vllm:num_requests_running{model_name="tiny"')
-            )
-        )
+        found = re.findall(r'^vllm:num_requests_(?:running|waiting)\{model_name="tiny"\} (\d+)$', text, re.MULTILINE)
+        assert len(found) == 2
+        return sum(map(int, found))
 
     body = {"model": "tiny", "messages": MESSAGES, "max_tokens": 400, "stream": True, "ignore_eos": True}
     connection = http.client.HTTPConnection("127.0.0.1", server.http, timeout=60)
     connection.request("POST", "/v1/chat/completions", json.dumps(body))
     reply = connection.getresponse()
     assert reply.read(10)
-    assert running() == 1
+    assert active() == 1
     reply.close()
     connection.close()
-    while running():
+    while active():
         pass
     assert server.ask("GET", "/v2/health/ready")[0] == 200
 

@@ -85,7 +85,7 @@ def echo(path: Path) -> Path:
         for name in ["bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16"]
     }
     kinds |= {"int32": TensorProto.INT32, "int64": TensorProto.INT64, "float16": TensorProto.FLOAT16}
-    kinds |= {"float32": TensorProto.FLOAT, "float64": TensorProto.DOUBLE}
+    kinds |= {"float32": TensorProto.FLOAT, "float64": TensorProto.DOUBLE, "bfloat16": TensorProto.BFLOAT16}
     nodes = [helper.make_node("Identity", [f"in_{name}"], [f"out_{name}"]) for name in kinds]
     ports = [
         [helper.make_tensor_value_info(f"{way}_{name}", kind, ["b", 3]) for name, kind in kinds.items()]
@@ -98,12 +98,28 @@ def echo(path: Path) -> Path:
     return path
 
 
+SHOUT = """
+import numpy as np
+from smelt.serve.step import step
+
+
+@step(text="str[B]", returns={"loud": "str[B]"})
+def shout(text):
+    return np.array([each.upper() for each in text], object)
+
+
+PIPELINE = [shout]
+"""
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     path = echo(tmp_path_factory.mktemp("models") / "echo.onnx")
     settings = path.with_name("server.toml")
     settings.write_text("shared_memory = true\n")
-    made = Server(DIGITS, str(path), "--engine", "reference", "--admin", "--config", str(settings))
+    shout = path.with_name("shout.py")
+    shout.write_text(SHOUT)
+    made = Server(DIGITS, str(path), str(shout), "--engine", "reference", "--admin", "--config", str(settings))
     yield made
     made.close()
 
@@ -242,7 +258,7 @@ def test_the_tour_of_tritonclient(server: Server, tmp_path: Path) -> None:
     """Its own environment: it pins other versions of what we use."""
     venv.create(tmp_path / "venv", with_pip=True)
     python = str(tmp_path / "venv" / "bin" / "python")
-    packages = ["tritonclient[http,grpc]", "numpy"]
+    packages = ["tritonclient[http,grpc]", "numpy", "ml_dtypes"]
     install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages]
     done = subprocess.run(install, capture_output=True, text=True, check=False, timeout=250)
     if done.returncode:

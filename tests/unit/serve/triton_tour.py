@@ -3,13 +3,15 @@
 
     python triton_tour.py HTTP_ADDRESS GRPC_ADDRESS
 
-The server has `digits` and `echo`, which returns its inputs, one of every type. Any difference ends the tour.
+The server has `digits`, `echo`, which returns its inputs, one of every type of numbers, and `shout`, which returns
+strings in capitals. Any difference ends the tour.
 """
 
 import asyncio
 import queue
 import sys
 
+import ml_dtypes
 import numpy as np
 import tritonclient.grpc as triton_grpc
 import tritonclient.grpc.aio as triton_grpc_aio
@@ -24,16 +26,16 @@ NUMBERS += ("float16", "float32", "float64")
 
 def arrays():
     made = {f"in_{name}": np.array([[0, 1, 1]]).astype(name) for name in NUMBERS}
-    return made
+    return {**made, "in_bfloat16": np.array([[0, 1.5, -3]], ml_dtypes.bfloat16)}
 
 
 def inputs(kind, binary=True):
+    """The client itself has no JSON for 16-bit floats."""
     found = []
     for name, array in arrays().items():
-        if not binary and array.dtype == np.float16:
-            binary = True
         each = kind.InferInput(name, array.shape, np_to_triton_dtype(array.dtype))
-        each.set_data_from_numpy(array, **({"binary_data": binary} if kind is triton_http else {}))
+        is_half = name in ("in_float16", "in_bfloat16")
+        each.set_data_from_numpy(array, **({"binary_data": binary or is_half} if kind is triton_http else {}))
         found.append(each)
     return found
 
@@ -69,6 +71,17 @@ def common(client, kind, missing, wrong):
     some = client.infer("echo", inputs(kind), outputs=[kind.InferRequestedOutput("out_int8")])
     assert some.as_numpy("out_int8") is not None
     assert some.as_numpy("out_int16") is None
+    for more in ({}, {"binary_data": False}) if kind is triton_http else ({},):
+        text = kind.InferInput("text", [2], "BYTES")
+        text.set_data_from_numpy(np.array([b"ab", "\u00e9".encode()], object), **more)
+        assert client.infer("shout", [text]).as_numpy("loud").tolist() == [b"AB", "\u00c9".encode()]
+    best = client.infer(
+        "digits", [pixels(kind)], outputs=[kind.InferRequestedOutput("probabilities", class_count=3)]
+    ).as_numpy("probabilities")
+    assert best.shape == (1, 3)
+    values = [float(each.split(b":")[0]) for each in best[0]]
+    assert values == sorted(values, reverse=True)
+    client.infer("digits", [pixels(kind)], priority=1, timeout=60_000_000, parameters={"mine": "x"})
     refused(lambda: client.infer("nothing", inputs(kind)), missing)
     refused(lambda: client.infer("echo", inputs(kind)[:2]), wrong)
     client.load_model("digits")
@@ -84,7 +97,7 @@ def tour_http(address):
         assert client.get_server_metadata()["name"] == "smelt"
         assert {row["name"] for row in client.get_model_metadata("echo")["inputs"]} == set(arrays())
         assert client.get_model_config("echo")["name"] == "echo"
-        assert {row["name"] for row in client.get_model_repository_index()} == {"echo", "digits"}
+        assert {row["name"] for row in client.get_model_repository_index()} == {"echo", "digits", "shout"}
         check(client.infer("echo", inputs(triton_http, binary=False)))
         for way in ("gzip", "deflate"):
             check(client.infer("echo", inputs(triton_http), request_compression_algorithm=way))
@@ -92,10 +105,6 @@ def tour_http(address):
         stats = client.get_inference_statistics("echo")["model_stats"][0]
         assert stats["inference_stats"]["success"]["count"] >= 5
         check(client.async_infer("echo", inputs(triton_http)).get_result())
-        best = client.infer(
-            "digits", [pixels(triton_http)], outputs=[triton_http.InferRequestedOutput("probabilities", class_count=3)]
-        ).as_numpy("probabilities")
-        assert best.shape == (1, 3)
 
     async def again():
         async with triton_http_aio.InferenceServerClient(address) as client:
@@ -118,7 +127,7 @@ def tour_grpc(address):
         assert client.get_server_metadata().name == "smelt"
         assert {row.name for row in client.get_model_metadata("echo").inputs} == set(arrays())
         assert client.get_model_config("echo").config.name == "echo"
-        assert {row.name for row in client.get_model_repository_index().models} == {"echo", "digits"}
+        assert {row.name for row in client.get_model_repository_index().models} == {"echo", "digits", "shout"}
         assert client.get_inference_statistics("echo").model_stats[0].inference_stats.success.count >= 3
         found = queue.Queue()
         client.async_infer("echo", inputs(triton_grpc), lambda result, error: found.put((result, error)))
