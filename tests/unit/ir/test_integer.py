@@ -210,6 +210,9 @@ def test_reduce_precision_is_a_cast_there_and_back_for_normal_numbers(form: tupl
 @pytest.mark.parametrize("kind", SMALL_FLOATS, ids=str)
 def test_reduce_precision_of_small_formats(kind: np.dtype) -> None:
     x = patterns(kind)
+    own = int(kind.name.partition("e")[2][0])  # float8_e4m3fn has 4 bits of exponent
+    for exponent in (own, own + 1):
+        assert np.array_equal(double(integer.reduce_precision(x, exponent, 7)), double(x), equal_nan=True)
     same = integer.reduce_precision(x, 8, 23)
     assert same.dtype == kind
     assert np.array_equal(double(same), double(x), equal_nan=True)
