@@ -438,6 +438,7 @@ EQUALS: list[tuple[Any, Any, bool]] = [
     (1.0, 1.0, True), (1.0, NEAR, True), (NEAR, 1.0, True), (1.0, 1 + 3 * CLOSE, False), (-1.0, 1.0, False),
     (1.0, None, False), (None, 1.0, False), (None, None, True), (0.0, 0.0, True), (2, 2, True), (2, 3, False),
     ((1.0, (2, None)), (NEAR, (2, None)), True), ((1.0,), (1.0, 2.0), False), ((1.0, 2.0), (1.0, 3.0), False),
+    ((1.0,), None, False), (None, (1.0,), False), ((), None, False), ((2,), 2, False),
     ("gelu_new", "gelu_pytorch_tanh", True), ("gelu_new", "gelu", False), ("silu", "silu", True), ("1.0", 1.0, False),
 ]  # fmt: skip
 
