@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper, numpy_helper, save
 
 import smelt
 from smelt.device import cpu
@@ -13,6 +14,7 @@ from smelt.dim import symbol
 from smelt.dtype import Array
 from smelt.errors import ShapeError
 from smelt.ir.verify import verify
+from smelt.model import load
 from smelt.passes import pipeline
 from smelt.read.onnx import read
 from smelt.read.onnx.model import dimension_name
@@ -69,3 +71,27 @@ def test_names_that_no_symbol_can_have() -> None:
     assert all(name is not None and name.isprintable() and len(name) <= 128 for name in long)
     assert dimension_name("l" * 400) == long[0]
     assert [dimension_name(text) for text in ("", "  ", " n ", "?")] == [None, None, "n", None]
+
+
+def test_what_sizes_alone_decide_is_compiled_for_each_shape(tmp_path: Path) -> None:
+    """An axis that a dimension gives, and an operator that takes fixed sizes only."""
+    axis = [
+        helper.make_node("Shape", ["x"], ["s"], start=0, end=1),
+        helper.make_node("Mod", ["s", "two"], ["rest"]),
+        helper.make_node("Squeeze", ["rest"], ["axis"]),
+        helper.make_node("CumSum", ["x", "axis"], ["y"]),
+    ]
+    two = numpy_helper.from_array(np.array([2], np.int64), "two")
+    path = tmp_path / "m.onnx"
+    for nodes, sizes, weights, want in (
+        (axis, ["N", 3], [two], lambda x: np.cumsum(x, len(x) % 2)),
+        ([helper.make_node("Det", ["x"], ["y"])], ["N", "N"], [], np.linalg.det),
+    ):
+        ports = [helper.make_tensor_value_info("x", TensorProto.FLOAT, sizes)]
+        result = helper.make_tensor_value_info("y", TensorProto.FLOAT, sizes if weights else [])
+        graph = helper.make_graph(nodes, "g", ports, [result], weights)
+        save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+        model = load(path, engine="reference")
+        for n in (2, 3):
+            x = np.arange(n * 3, dtype=np.float32).reshape(n, 3)[:, : n if "N" in sizes[1:] else 3] % 5
+            np.testing.assert_allclose(model(x)["y"], want(x), rtol=1e-5, atol=1e-5)
