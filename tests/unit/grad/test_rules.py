@@ -9,6 +9,8 @@ import jax
 import numpy as np
 import pytest
 
+from smelt.ir.attributes import ConvDims
+from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program
 from smelt.ir.grad.rule import Rule
 from smelt.ir.grad.table import TABLE
@@ -16,6 +18,7 @@ from smelt.ir.interpret import run
 from smelt.ir.ops import OPS
 from smelt.ir.text import parse
 from smelt.passes.grad import jvp, vjp
+from smelt.shape import Shape
 from tests.unit.grad.cases import CASES, Case, Draw
 
 Array = np.ndarray
@@ -92,3 +95,21 @@ def test_every_op_has_a_rule_or_a_reason():
             stated = [row.jvp, row.vjp, row.expand, row.zero, row.refused]
             assert any(stated), name
             assert not ((row.zero or row.refused) and (row.jvp or row.vjp or row.expand)), name
+
+
+def test_a_convolution_without_attributes_has_their_defaults(seed: int):
+    d = Draw(seed)
+    dims = ConvDims(0, 1, (2, 3), 1, 0, (2, 3), 0, 1, (2, 3))
+    defaults = {
+        "window_strides": (1, 1), "padding": ((0, 0), (0, 0)), "lhs_dilation": (1, 1), "rhs_dilation": (1, 1),
+        "window_reversal": (False, False),
+    }  # fmt: skip
+    found = []
+    x, w, g = d(2, 3, 6, 5), d(4, 3, 3, 2), d(2, 4, 4, 4)
+    for attrs in ({}, defaults):
+        f = FuncBuilder("main", [Shape("f64", *x.shape), Shape("f64", *w.shape)])
+        groups = {"feature_group_count": 1, "batch_group_count": 1}
+        program = Program.of(f.func(f.convolution(*f.args, dimension_numbers=dims, **groups, **attrs)))
+        found.append([*run(vjp(program), [x, w, g]), *run(jvp(program), [x, w, x, w])])
+    for got, want in zip(*found, strict=True):
+        np.testing.assert_array_equal(got, want)

@@ -325,3 +325,17 @@ def test_a_maximum_in_the_condition_of_an_imported_loop():
     value, slope = interpret(program, [np.array(2, np.float32), np.array(1, np.float32)])
     close(value, np.sqrt(2))
     assert float(slope) == pytest.approx(0.5 / np.sqrt(2), rel=1e-4)
+
+
+def test_a_loop_up_to_a_number_in_a_tensor_has_a_gradient():
+    """The data of a leaf says how often it runs; several numbers, or a fraction, say nothing."""
+
+    def power(x: Tensor, limit: Tensor) -> Tensor:
+        start = smelt.tensor(np.zeros((), limit.numpy().dtype))
+        return smelt.while_loop(lambda i, y: i < limit, lambda i, y: (i + 1, y * x), start, x * 0.0 + 1.0)[1]
+
+    for times in (0, 1, 4):
+        slope = smelt.grad(lambda x, n=times: power(x, smelt.tensor(np.int32(n))))(smelt.tensor(np.float32(3)))
+        assert slope.item() == times * 3.0 ** max(times - 1, 0)
+    with pytest.raises(smelt.SmeltError, match="most=100"):
+        smelt.grad(lambda x: power(x, smelt.tensor(np.float32(4))))(smelt.tensor(np.float32(3)))
