@@ -1,7 +1,8 @@
 """Products of the same rows by several weights become one product, where a GPU would have too few blocks for each.
 
 The packed panels of the weights are concatenated in `prepare`; each product is a slice of the columns. A sum has the
-same terms in the same order as before. Called by `pipeline`, after `pack_weights`.
+same terms in the same order as before. Products of many rows on tensor cores are merged where what follows them can be
+merged as well: a bias and a conversion, as of query, key and value. Called by `pipeline`, after `pack_weights`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Hashable
 from itertools import accumulate, pairwise
 
+from smelt.dim import Size
+from smelt.dtype import DType, bf16
+from smelt.frozen import Frozen
 from smelt.ir.core import Op, Region, Value
 from smelt.ir.rewrite import Edit, has_effect
 from smelt.layout import Layout
@@ -38,10 +42,56 @@ def _merge_in(edit: Edit, region: Region) -> int:
             lhs, panels = edit.operands(op)
             key = (_source(edit, lhs), lhs.type, panels.shape.dtype, op.result.shape.dtype, op.attrs["layout"])
             groups.setdefault(key, []).append(op)
-    several = [ops for ops in groups.values() if len(ops) > 1]
-    for ops in several:
-        _merge(edit, ops)
-    return sum(len(ops) - 1 for ops in several)
+    count = 0
+    for ops in groups.values():
+        ends = [_find_end(edit, op, weights) for op in ops]
+        alike = all(end is not None and ends[0] is not None and end.is_like(ends[0]) for end in ends)
+        if len(ops) > 1 and (alike or not _has_many_bf16_rows(ops[0])):
+            _merge(edit, ops, [end for end in ends if end is not None] if alike else [])
+            count += len(ops) - 1
+    return count
+
+
+class _End(Frozen):
+    """What follows a product: a reshape that keeps its columns, a bias for each of them, a conversion."""
+
+    sizes: tuple[Size, ...]
+    bias: Value
+    dtype: DType
+    last: Op
+
+    def is_like(self, other: _End) -> bool:
+        return self.sizes[:-1] == other.sizes[:-1] and self.dtype == other.dtype
+
+
+def _find_end(edit: Edit, op: Op, weights: set[Value]) -> _End | None:
+    value, columns = op.result, op.result.shape.sizes[-1]
+    user = _only_user(edit, value)
+    if user is not None and user.name == "stablehlo.reshape" and user.result.shape.sizes[-1] == columns:
+        value, user = user.result, _only_user(edit, user.result)
+    if user is None or user.name != "stablehlo.add":
+        return None
+    others = [each for each in edit.operands(user) if each is not value]
+    spread = edit.maker(others[0]) if len(others) == 1 else None
+    if spread is None or spread.name != "stablehlo.broadcast_in_dim":
+        return None
+    (bias,) = edit.operands(spread)
+    along = spread.attrs["broadcast_dimensions"] == (value.shape.rank - 1,) and bias.shape.sizes == (columns,)
+    last = _only_user(edit, user.result)
+    rounds = last is not None and last.name == "stablehlo.convert" and last.result.shape.dtype == bf16
+    if not along or last is None or not rounds or not _depends_on(edit, bias, weights):
+        return None
+    return _End(value.shape.sizes, bias, bf16, last)
+
+
+def _only_user(edit: Edit, value: Value) -> Op | None:
+    users = edit.users(value)
+    return users[0] if len(users) == 1 and not edit.is_returned(value) else None
+
+
+def _has_many_bf16_rows(op: Op) -> bool:
+    rows = op.result.shape.sizes[1]
+    return op.operands[0].shape.dtype == bf16 and not (isinstance(rows, int) and rows <= FEW_ROWS)
 
 
 def _source(edit: Edit, value: Value) -> Value:
@@ -80,7 +130,7 @@ def _depends_on(edit: Edit, value: Value, weights: set[Value]) -> bool:
     return any(each in weights for each in seen)
 
 
-def _merge(edit: Edit, ops: list[Op]) -> None:
+def _merge(edit: Edit, ops: list[Op], followed: list[_End]) -> None:
     first = ops[0]
     build = edit.before(first)
     copies: dict[Value, Value] = {}
@@ -100,7 +150,13 @@ def _merge(edit: Edit, ops: list[Op]) -> None:
     ends = [*accumulate(size for op in ops if isinstance(size := op.result.shape.sizes[2], int))]
     total = Shape.of(first.result.shape.dtype, (*first.result.shape.sizes[:2], ends[-1]))
     whole = build.op("smelt.packed_dot", lhs, panels, result=total, layout=layout).result
-    parts = [crop(build, whole, {2: pair}) for pair in pairwise([0, *ends])]
-    for op, part in zip(ops, parts, strict=True):
+    if followed:
+        shape = Shape.of(total.dtype, (*followed[0].sizes[:-1], ends[-1]))
+        bias = build.concatenate(*(copy(each.bias) for each in followed), dimension=0)
+        whole = whole if shape.sizes == total.sizes else build.reshape(whole, result=shape)
+        spread = build.broadcast_in_dim(bias, broadcast_dimensions=(shape.rank - 1,), result=shape)
+        whole = build.convert(build.add(whole, spread), result=shape.with_dtype(followed[0].dtype))
+    parts = [crop(build, whole, {whole.shape.rank - 1: pair}) for pair in pairwise([0, *ends])]
+    for op, part in zip([each.last for each in followed] or ops, parts, strict=True):
         edit.replace(op.result, part)
         edit.erase(op)

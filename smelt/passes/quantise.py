@@ -20,15 +20,18 @@ from smelt.ir.core import Op, Program, Value
 from smelt.ir.ops.packed import PAIR, QUAD
 from smelt.ir.rewrite import Edit, Match, Rule, op, rewrite
 from smelt.passes.inline import inline
+from smelt.passes.narrow_activations import find_attention, narrow_activations, narrow_attention
 from smelt.passes.split_prepare import WEIGHT
 
 PRECISIONS = MappingProxyType(
     {
         "f32": "every op in the precision of the model",
         "bf16": "weight matmuls and convolutions on operands rounded to bf16",
+        "bf16_activations": "as bf16, and activations are stored in bf16 between kernels; attention in bf16",
         "int8": "weight matmuls and convolutions in int8",
     }
 )
+NARROW = "bf16_activations"
 LEAST = 1e-30  # least scale: zeros stay zeros, and its reciprocal is finite
 DEEP = 16  # least K of a GEMM that is worth quantising
 WIDE = 16  # least N
@@ -54,10 +57,13 @@ def with_precision(program: Program, precision: str) -> Program:
     check_precision(precision)
     if precision == "f32":
         return program
-    program = inline(program, COMPOSITES)
+    narrow = precision == NARROW
+    program = narrow_attention(find_attention(program)) if narrow else inline(program, COMPOSITES)
     signatures = {name: func.type for name, func in program.funcs.items()}
     edit = Edit(program.main, signatures)
     rewrite(edit, RULES[precision])
+    if narrow:
+        narrow_activations(edit, lambda value: _is_fixed(edit, value))
     return program.replace(edit.freeze())
 
 
@@ -110,15 +116,17 @@ def _round_to_bf16(m: Match) -> Value:
     return m.build.op(m.op.name, *operands, result=m.shape, **attrs).result
 
 
+BF16_RULES = [
+    Rule(op("stablehlo.dot_general", "x", "y"), _dot_bf16, "requested: weights and rows in bf16"),
+    Rule(op("stablehlo.convolution", "x", "y"), _convolution_bf16, "requested: weights and feature maps in bf16"),
+]
 RULES = {
     "int8": [
         Rule(op("stablehlo.dot_general", "x", "y"), _dot, "requested: weights and rows in int8"),
         Rule(op("stablehlo.convolution", "x", "y"), _convolution, "requested: weights and feature maps in int8"),
     ],
-    "bf16": [
-        Rule(op("stablehlo.dot_general", "x", "y"), _dot_bf16, "requested: weights and rows in bf16"),
-        Rule(op("stablehlo.convolution", "x", "y"), _convolution_bf16, "requested: weights and feature maps in bf16"),
-    ],
+    "bf16": BF16_RULES,
+    NARROW: BF16_RULES,
 }
 
 

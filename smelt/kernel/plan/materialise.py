@@ -91,7 +91,7 @@ class Materialised:
     views: dict[Value, View] = field(default_factory=dict)  # values inside a larger buffer
     containers: dict[Value, Value] = field(default_factory=dict)  # the value that owns this buffer
     parts: dict[Op, list[Part]] = field(default_factory=dict)  # operands that are computed in place
-    expands: bool = True  # expand + depthwise are fused: rows stay in a core's cache
+    expands: bool = True  # a processor: expand + depthwise are fused, rows stay in a core's cache
     expanded: dict[Value, Expansion] = field(
         default_factory=dict
     )  # feature maps that a depthwise convolution computes in bands
@@ -188,6 +188,13 @@ class Materialised:
             return any(use.ops > LARGEST for use in seen)
         if _is_formula(op):
             return False
+        if not self.expands and any(use.folded and use.users > 1 for use in seen):
+            if _widens(op):
+                self.forced.add(op.operands[0])
+            elif _reads_several(op):
+                return True  # read by a reduction and after it
+        if not self.expands and _widens(op):
+            return False
         if len({root for use in seen for root in use.roots}) > 1:
             return True
         if any(use.reused or use.ops > LARGEST for use in seen):
@@ -246,10 +253,34 @@ class Materialised:
             mine.folded |= op.name == "stablehlo.reduce"
             mine.reused |= pulled or (not stored and use.reused) or (i == 0 and op.name in SCATTERED)
             seen = None if pulled or signature is None else _through(op, i, signature)
-            mine.signature = seen if mine.users == 1 or mine.signature == seen else None
+            mine.signature = seen if mine.users == 1 else self._merge_signatures(mine.signature, seen)
             mine.path = _common_path(mine, _path(op, i, () if stored else use.path))
             if op.name in CONTROL or op.name == "stablehlo.custom_call" or _gives_size(op, i):
                 mine.outside = True
+
+    def _merge_signatures(
+        self, one: tuple[int | None, ...] | None, other: tuple[int | None, ...] | None
+    ) -> tuple[int | None, ...] | None:
+        """The axes of the root that two uses of a value have in common. On a GPU a reduction of rows joins the kernel
+        of their elements; on a processor the rows stay in a cache between both."""
+        if one == other or self.expands or one is None or other is None:
+            return one if one == other else None
+        return tuple(a if a == b else None for a, b in zip(one, other, strict=True))
+
+
+def _widens(op: Op) -> bool:
+    """Whether an op converts a float to a wider one: it is read from memory in the narrow type."""
+    if op.name != "stablehlo.convert":
+        return False
+    source, result = tensor(op.operands[0]).element, tensor(op.result).element
+    return source.is_float and result.is_float and 8 < source.bits < result.bits
+
+
+def _reads_several(op: Op) -> bool:
+    """Whether an element is computed from several that are no broadcasts."""
+    makers = [value.op for value in op.operands if tensor(value).sizes == tensor(op.results[0]).sizes]
+    spread = ("stablehlo.broadcast_in_dim", "stablehlo.constant")
+    return sum(maker is None or maker.name not in spread for maker in makers) > 1
 
 
 def _below_reshapes(value: Value) -> Value:
