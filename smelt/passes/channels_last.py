@@ -212,7 +212,7 @@ def _follow(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
     """The op on NHWC operands, and its result transposed back to NCHW."""
     if len(op.results) != 1 or not isinstance(op.results[0].type, Shape):
         return None
-    if _is_int8_to_nchw(edit, op):
+    if _is_int8_to_nchw(edit, op) or _is_convolution_to_nchw(edit, op):
         lasts[op.results[0]] = edit.value(op.operands[0])
         return None
     if not any(value in lasts for value in edit.operands(op)):
@@ -241,6 +241,14 @@ def _is_int8_to_nchw(edit: Edit, op: Op) -> bool:
         maker = edit.maker(maker.operands[0])
         return maker is not None and maker.name == "smelt.packed_dot" and maker.result.shape.dtype == i32
     return maker is not None and maker.name == "smelt.packed_conv" and maker.result.shape.dtype == i32
+
+
+def _is_convolution_to_nchw(edit: Edit, op: Op) -> bool:
+    """Whether an op transposes the result of an NHWC convolution to NCHW."""
+    if op.name != "stablehlo.transpose" or op.attrs["permutation"] != to_first(op.results[0].shape.rank):
+        return False
+    maker = edit.maker(op.operands[0])
+    return maker is not None and maker.name == "stablehlo.convolution"
 
 
 def _to_nhwc(edit: Edit, lasts: Lasts, b: Builder, value: Value) -> Value:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from smelt.dtype import bf16, f16, f32
 from smelt.ir.core import Value
+from smelt.ir.ops.packed import OCTET
 from smelt.ir.rewrite import Match, Rule, op
+from smelt.passes.channels_last import channels_last_dims
 
 
 def bf16_rules(pack: int) -> list[Rule]:
@@ -50,9 +52,20 @@ def _has_known_sizes(m: Match) -> bool:
 
 
 def _fills(m: Match, pack: int) -> bool:
-    """Whether the channels of a group are a multiple of `pack`."""
+    """Whether the channels of a group are a multiple of `pack`; on a GPU: those of a row of the window, where it is
+    adjacent in memory."""
     attrs = m.op.attrs
     depth = m["y"].shape.sizes[attrs["dimension_numbers"].kernel_input_feature_dimension]
+    rank, groups = m.shape.rank, attrs["feature_group_count"]
+    if (
+        pack == OCTET
+        and attrs["dimension_numbers"] == channels_last_dims(rank)
+        and groups == 1
+        and isinstance(depth, int)
+    ):
+        dense = (attrs.get("rhs_dilation") or (1,))[-1] == 1
+        across = m["y"].shape.sizes[rank - 3]
+        depth = depth * across if dense and isinstance(across, int) else depth
     return isinstance(depth, int) and depth > 0 and depth % pack == 0 and attrs["batch_group_count"] == 1
 
 

@@ -71,6 +71,10 @@ def narrow_activations(edit: Edit, is_fixed: Callable[[Value], bool]) -> None:
             continue
         if op.name == "stablehlo.convert" and op.result.shape.dtype == bf16:
             _share(edit, op)
+        elif op.name == "stablehlo.reduce_window" and len(op.operands) == 2:
+            value = edit.operands(op)[0]
+            if (maker := edit.maker(value)) is not None and value.shape.dtype == f32 and not is_fixed(value):
+                _use_rounded(edit, value, maker)
         elif op.name == "stablehlo.add" and op.result.shape.dtype == f32 and op.result.shape.rank > 1:
             operands = edit.operands(op)
             if not any(map(is_fixed, operands)) and all(not _is_spread(edit, value) for value in operands):

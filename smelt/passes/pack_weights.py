@@ -29,6 +29,7 @@ Packs = Mapping[tuple[str, str], int]
 NARROW = ("bf16", "f16")  # types of weights that an f32 GEMM widens
 LEAST, FEWEST = 8, 32  # output rows and columns, channels: Winograd gains nothing below these
 MANY = 512  # output pixels, for a kernel that changes
+DEEP = 32  # channels: of fewer, those of a row of the window are read together
 MOST_TAPS = 64  # of a window: a bit of a word for each
 
 
@@ -118,7 +119,7 @@ def _without_zeros(
     """The feature maps inside a frame of zeros, and the frame, where a kernel on tensor cores has zeros of its own."""
     pad = m.edit.maker(maps)
     taps = product(window)
-    if packs.get(("bf16", "bf16")) != OCTET or str(maps.shape.dtype) != "bf16" or depth % OCTET:
+    if packs.get(("bf16", "bf16")) != OCTET or str(maps.shape.dtype) != "bf16" or depth % OCTET or depth < DEEP:
         return None
     if pad is None or pad.name != "stablehlo.pad" or not isinstance(taps, int) or taps > MOST_TAPS or len(window) > 2:
         return None

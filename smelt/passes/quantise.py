@@ -17,11 +17,13 @@ from smelt.errors import UnsupportedError
 from smelt.ir.build import Builder
 from smelt.ir.composites import COMPOSITES
 from smelt.ir.core import Op, Program, Value
-from smelt.ir.ops.packed import PAIR, QUAD
+from smelt.ir.ops.packed import OCTET, PAIR, QUAD
 from smelt.ir.rewrite import Edit, Match, Rule, op, rewrite
+from smelt.passes.channels_last import channels_last_dims
 from smelt.passes.inline import inline
 from smelt.passes.narrow_activations import find_attention, narrow_activations, narrow_attention
 from smelt.passes.split_prepare import WEIGHT
+from smelt.shape import Shape
 
 PRECISIONS = MappingProxyType(
     {
@@ -110,6 +112,61 @@ def _convolution_bf16(m: Match) -> Value | None:
     return _round_to_bf16(m) if _is_weight_convolution(m, PAIR) else None
 
 
+def _few_channels_bf16(m: Match) -> Value | None:
+    """A convolution of few channels, as the first one of a network: an NHWC convolution of padded maps, in which a row
+    of a window is adjacent. Zeros fill up the channels where such a row is not of whole runs of 8 elements."""
+    maps, kernel, attrs = m["x"], m["y"], m.op.attrs
+    dims, rank = attrs["dimension_numbers"], maps.shape.rank
+    plain = {*(attrs.get("lhs_dilation") or ()), *(attrs.get("rhs_dilation") or ()), attrs["feature_group_count"]} == {
+        1
+    }
+    if _is_weight_convolution(m, PAIR) or not plain or rank != 4 or not maps.shape.is_static:
+        return None
+    if not _is_float(maps, kernel, m.op.results[0]) or any(attrs.get("window_reversal") or ()):
+        return None
+    if attrs["batch_group_count"] != 1 or not _is_fixed(m.edit, kernel) or _is_fixed(m.edit, maps):
+        return None
+    b, sizes = m.build, kernel.shape.numbers()
+    depth, width = (sizes[d] for d in (dims.kernel_input_feature_dimension, dims.kernel_output_feature_dimension))
+    high, wide = (sizes[d] for d in dims.kernel_spatial_dimensions)
+    if high * wide * depth < DEEP or width < WIDE:
+        return None
+    strides = tuple(attrs.get("window_strides") or (1, 1))
+    top, side = attrs.get("padding") or ((0, 0), (0, 0))
+    across = maps.shape.numbers()[dims.input_spatial_dimensions[1]] + sum(side)
+    whole = all(count * depth % OCTET == 0 for count in (wide, strides[1], across))
+    more = 0 if whole else -depth % OCTET
+    last = channels_last_dims(rank)
+    order = (dims.input_batch_dimension, *dims.input_spatial_dimensions, dims.input_feature_dimension)
+    rows = _convert(b, b.transpose(maps, permutation=order), bf16)
+    edges = [*zip((0, 0), top, side, (0, more), strict=True)]
+    rows = b.pad(
+        rows,
+        b.constant(0.0, bf16),
+        edge_padding_low=edges[0],
+        edge_padding_high=edges[1],
+        interior_padding=(0,) * rank,
+    )
+    order = (*dims.kernel_spatial_dimensions, dims.kernel_input_feature_dimension, dims.kernel_output_feature_dimension)
+    taps = _convert(b, b.transpose(kernel, permutation=order), bf16)
+    if more:
+        low, after = (0,) * rank, (0, 0, more, 0)
+        zero = b.constant(0.0, bf16)
+        taps = b.pad(taps, zero, edge_padding_low=low, edge_padding_high=after, interior_padding=low)
+    order = (dims.output_batch_dimension, *dims.output_spatial_dimensions, dims.output_feature_dimension)
+    result = Shape.of(f32, tuple(m.shape.sizes[d] for d in order))
+    made = b.convolution(
+        rows,
+        taps,
+        window_strides=strides,
+        dimension_numbers=last,
+        feature_group_count=1,
+        batch_group_count=1,
+        result=result,
+    )
+    return b.transpose(made, permutation=tuple(order.index(d) for d in range(rank)))
+
+
 def _round_to_bf16(m: Match) -> Value:
     operands = (_convert(m.build, m[name], bf16) for name in ("x", "y"))
     attrs = {name: value for name, value in m.op.attrs.items() if name != "algorithm"}
@@ -126,7 +183,12 @@ RULES = {
         Rule(op("stablehlo.convolution", "x", "y"), _convolution, "requested: weights and feature maps in int8"),
     ],
     "bf16": BF16_RULES,
-    NARROW: BF16_RULES,
+    NARROW: [
+        *BF16_RULES,
+        Rule(
+            op("stablehlo.convolution", "x", "y"), _few_channels_bf16, "requested: the first convolution in bf16, too"
+        ),
+    ],
 }
 
 

@@ -151,7 +151,7 @@ class Materialised:
 
     def _compute_in_place(self, op: Op, users: Users, known: set[str]) -> None:
         """Have the operands of a concatenation or padding computed in its buffer."""
-        if not is_container(op, known):
+        if not is_container(op, known) or (not self.expands and op.name == "stablehlo.pad" and _moves_argument(op)):
             return
         view = self.views.get(op.result) or row_major(tensor(op.result).sizes)
         found = find_parts(op, view, users, self._can_use_view)
@@ -199,8 +199,9 @@ class Materialised:
             return True
         if any(use.reused or use.ops > LARGEST for use in seen):
             return True
-        if op.name == "smelt.round_to_byte" and any(root in self.anchors for use in seen for root in use.roots):
-            return True  # another GEMM ends there: this one stores int8, the smallest form
+        smallest = op.name == "smelt.round_to_byte" or (not self.expands and _narrows(op))
+        if smallest and any(root in self.anchors for use in seen for root in use.roots):
+            return True  # another GEMM ends there: this one stores int8 or bf16, the smallest form
         if op.name == "stablehlo.reduce":
             return len(op.results) > 1 or not _is_row(op, seen[0])
         if op.name in GUARDED:
@@ -268,12 +269,27 @@ class Materialised:
         return tuple(a if a == b else None for a, b in zip(one, other, strict=True))
 
 
+def _moves_argument(op: Op) -> bool:
+    """Whether an op moves and converts elements of an argument: on a GPU one map is less than several launches."""
+    value = op.operands[0]
+    while value.op is not None and (_is_move(value.op) or value.op.name == "stablehlo.convert") and value.op.operands:
+        value = value.op.operands[0]
+    return value.op is None
+
+
 def _widens(op: Op) -> bool:
     """Whether an op converts a float to a wider one: it is read from memory in the narrow type."""
-    if op.name != "stablehlo.convert":
-        return False
-    source, result = tensor(op.operands[0]).element, tensor(op.result).element
-    return source.is_float and result.is_float and 8 < source.bits < result.bits
+    return op.name == "stablehlo.convert" and _is_narrower(op.operands[0], op.result)
+
+
+def _narrows(op: Op) -> bool:
+    return op.name == "stablehlo.convert" and _is_narrower(op.result, op.operands[0])
+
+
+def _is_narrower(value: Value, other: Value) -> bool:
+    """Whether a value is of floats with fewer bits than another one, and at least 16."""
+    one, two = tensor(value).element, tensor(other).element
+    return one.is_float and two.is_float and 8 < one.bits < two.bits
 
 
 def _reads_several(op: Op) -> bool:
