@@ -193,7 +193,7 @@ class Materialised:
                 self.forced.add(op.operands[0])
             elif _reads_several(op):
                 return True  # read by a reduction and after it
-        if not self.expands and _widens(op):
+        if not self.expands and _widens(op) and not any(use.reused for use in seen):
             return False
         if len({root for use in seen for root in use.roots}) > 1:
             return True

@@ -1,0 +1,173 @@
+"""Dense layers in bf16 on tensor cores, run by the emulator: GEMM and convolution with every size of tile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from smelt.buffer import HostBuffer
+from smelt.device.cuda import TARGETS
+from smelt.dtype import dtype
+from smelt.engine.compile import emit_source, plan_program
+from smelt.engine.native import NativeEngine
+from smelt.ir.core import Program
+from smelt.ir.text import parse
+from smelt.kernel.build import conv_simt, gemm_simt
+from smelt.passes.quantise import with_precision
+from smelt.weights import Weights
+from tests.cuda.emulated import EmulatedCuda
+
+BF16 = dtype("bf16").numpy
+ROUNDING = 2**-8  # of a result in bf16, relative to the largest one
+
+
+def run_with(program: Program, machine: str, weights: dict[str, Any], *inputs: Any) -> Any:
+    bound = Weights.of({name: HostBuffer.of(each) for name, each in weights.items()})
+    made = NativeEngine(TARGETS[machine]).compile(program).prepare(bound)
+    return made(*inputs)[0].numpy().astype(np.float64)
+
+
+def source(program: Program, machine: str) -> str:
+    return emit_source([plan_program(program, TARGETS[machine])]).text()
+
+
+def convolution(batch: int, side: int, channels: int, features: int, window: int, stride: int, pad: int) -> Program:
+    """A convolution of bf16, a residual, and a ReLU."""
+    out = (side + 2 * pad - window) // stride + 1
+    x, w = f"tensor<{batch}x{side}x{side}x{channels}xbf16>", f"tensor<{window}x{window}x{channels}x{features}xbf16>"
+    wide = f"tensor<{batch}x{out}x{out}x{features}xf32>"
+    narrow = wide.replace("f32", "bf16")
+    return parse(f"""func.func @main(%x: {x}, %y: {narrow}, %w: {w} {{smelt.weight = "w"}}) -> {narrow} {{
+  %0 = stablehlo.convolution(%x, %w) dim_numbers = [b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f],
+    window = {{stride = [{stride}, {stride}], pad = [[{pad}, {pad}], [{pad}, {pad}]]}}
+    {{batch_group_count = 1 : i64, feature_group_count = 1 : i64}} : ({x}, {w}) -> {wide}
+  %1 = stablehlo.convert %y : ({narrow}) -> {wide}
+  %2 = stablehlo.add %0, %1 : {wide}
+  %z = stablehlo.constant dense<0.0> : {wide}
+  %3 = stablehlo.maximum %2, %z : {wide}
+  %4 = stablehlo.convert %3 : ({wide}) -> {narrow}
+  return %4 : {narrow}
+}}""")
+
+
+def convolve(x: Any, w: Any, y: Any, stride: int, pad: int) -> Any:
+    """The same in doubles."""
+    padded = np.pad(x.astype(np.float64), ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+    total = y.astype(np.float64)
+    high, wide = ((size - 1) * stride + 1 for size in y.shape[1:3])
+    for i, j in np.ndindex(*w.shape[:2]):
+        total = total + padded[:, i : i + high : stride, j : j + wide : stride] @ w[i, j].astype(np.float64)
+    return np.maximum(total, 0)
+
+
+@pytest.mark.parametrize("machine", ["sm_80", "sm_90"])
+@pytest.mark.parametrize(
+    ("sizes", "tile"),
+    [
+        ((2, 6, 32, 24, 3, 1, 1), (64, 64)),
+        ((1, 9, 64, 72, 3, 2, 1), (128, 64)),
+        ((2, 7, 40, 136, 3, 1, 1), (64, 128)),
+        ((1, 8, 72, 64, 1, 2, 0), (64, 64)),
+        ((1, 5, 32, 136, 5, 1, 2), (128, 128)),
+        ((1, 5, 40, 300, 3, 1, 1), (128, 256)),  # whose last columns fill no panel
+        ((1, 20, 8, 24, 7, 2, 3), (128, 64)),  # few channels: rows of a window are read together
+        ((2, 16, 3, 32, 8, 8, 0), (64, 64)),  # the same without zeros
+    ],
+)
+def test_convolutions(
+    machine: str,
+    sizes: tuple[int, ...],
+    tile: tuple[int, int],
+    emulated: EmulatedCuda,
+    seed: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(conv_simt, "choose_tile", lambda *_: tile)
+    stride, pad = sizes[-2:]
+    program = convolution(*sizes)
+    random = np.random.default_rng(seed)
+    x, y, w = (random.standard_normal(arg.shape.numbers(), np.float32).astype(BF16) for arg in program.main.args)
+    assert f"smelt_tile<ui16, {tile[0]}, {tile[1]}, " in source(program, machine)
+    got, want = run_with(program, machine, {"w": w}, x, y), convolve(x, w, y, stride, pad)
+    assert np.abs(got - want).max() <= ROUNDING * np.abs(want).max()
+
+
+def test_zeros_around_feature_maps_are_not_stored() -> None:
+    """The convolution reads what is there, by one launch."""
+    program = convolution(1, 6, 32, 64, 3, 1, 1)
+    plan = plan_program(program, TARGETS["sm_90"]).main[0]
+    assert len(plan.steps) == 1
+    assert "true>(" in source(program, "sm_90")
+
+
+def product(rows: int, depth: int, columns: int) -> Program:
+    """Rows of bf16 by weights, a bias and a conversion."""
+    x, w, b = f"tensor<{rows}x{depth}xbf16>", f"tensor<{depth}x{columns}xbf16>", f"tensor<{columns}xf32>"
+    wide, narrow = f"tensor<{rows}x{columns}xf32>", f"tensor<{rows}x{columns}xbf16>"
+    return parse(f"""func.func @main(%x: {x}, %w: {w} {{smelt.weight = "w"}}, %b: {b} {{smelt.weight = "b"}})
+    -> {narrow} {{
+  %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : ({x}, {w}) -> {wide}
+  %1 = stablehlo.broadcast_in_dim %b, dims = [1] : ({b}) -> {wide}
+  %2 = stablehlo.add %0, %1 : {wide}
+  %3 = stablehlo.convert %2 : ({wide}) -> {narrow}
+  return %3 : {narrow}
+}}""")
+
+
+@pytest.mark.parametrize("machine", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("tile", gemm_simt.TILES)
+def test_products(
+    machine: str, tile: tuple[int, int], emulated: EmulatedCuda, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows and columns that fill no tile; columns that are no multiple of 8."""
+    monkeypatch.setattr(gemm_simt, "choose_tile", lambda *_: tile)
+    random = np.random.default_rng(seed)
+    for rows, depth, columns in ((150, 200, 264), (70, 72, 77)):
+        x, w, b = (random.standard_normal(each, np.float32) for each in ((rows, depth), (depth, columns), (columns,)))
+        x, w = x.astype(BF16), w.astype(BF16)
+        got = run_with(product(rows, depth, columns), machine, {"w": w, "b": b}, x)
+        want = x.astype(np.float64) @ w.astype(np.float64) + b
+        assert np.abs(got - want).max() <= ROUNDING * np.abs(want).max()
+
+
+def test_the_tile_that_is_predicted_to_be_fastest() -> None:
+    """Large tiles where they fill the GPU, small ones where they would not."""
+    target = TARGETS["sm_90"]
+
+    def chosen(rows: int, columns: int, depth: int) -> tuple[int, int]:
+        form = gemm_simt.TENSOR[0]
+        return gemm_simt.choose_tile(target, form, lambda tall: -(-rows // tall), columns, -(-depth // 64))
+
+    assert chosen(4096, 4096, 4096) == (128, 256)
+    assert chosen(128, 768, 768) == (64, 64)
+    assert chosen(100352, 64, 576)[1] == 64
+
+
+NETWORK = """func.func @main(%x: tensor<1x3x20x20xf32>, %k: tensor<32x3x5x5xf32> {smelt.weight = "k"},
+    %w: tensor<32x40xf32> {smelt.weight = "w"}) -> tensor<1x64x40xf32> {
+  %0 = stablehlo.convolution(%x, %k) dim_numbers = [b, f, 0, 1]x[o, i, 0, 1]->[b, f, 0, 1],
+    window = {stride = [2, 2]} {batch_group_count = 1 : i64, feature_group_count = 1 : i64}
+    : (tensor<1x3x20x20xf32>, tensor<32x3x5x5xf32>) -> tensor<1x32x8x8xf32>
+  %1 = stablehlo.reshape %0 : (tensor<1x32x8x8xf32>) -> tensor<1x32x64xf32>
+  %2 = stablehlo.transpose %1, dims = [0, 2, 1] : (tensor<1x32x64xf32>) -> tensor<1x64x32xf32>
+  %3 = stablehlo.dot_general %2, %w, contracting_dims = [2] x [0]
+    : (tensor<1x64x32xf32>, tensor<32x40xf32>) -> tensor<1x64x40xf32>
+  return %3 : tensor<1x64x40xf32>
+}"""
+
+
+def test_a_network_with_activations_in_bf16(emulated: EmulatedCuda, seed: int) -> None:
+    """The first convolution runs on tensor cores as well: zeros fill up its channels."""
+    program = with_precision(parse(NETWORK), "bf16_activations")
+    assert source(program, "sm_90").count("smelt_tile<ui16") >= 2
+    random = np.random.default_rng(seed)
+    x, k, w = (random.standard_normal(arg.shape.numbers(), np.float32) for arg in program.main.args)
+    got = run_with(program, "sm_90", {"k": k, "w": w}, x)
+    maps = sum(
+        np.einsum("bchw,oc->bohw", x[:, :, i : i + 15 : 2, j : j + 15 : 2].astype(np.float64), k[:, :, i, j])
+        for i, j in np.ndindex(5, 5)
+    )
+    want = maps.reshape(1, 32, 64).transpose(0, 2, 1) @ w.astype(np.float64)
+    assert np.abs(got - want).max() <= 4 * ROUNDING * np.abs(want).max()
