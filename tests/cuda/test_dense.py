@@ -15,6 +15,7 @@ from smelt.engine.native import NativeEngine
 from smelt.ir.core import Program
 from smelt.ir.text import parse
 from smelt.kernel.build import conv_simt, gemm_simt
+from smelt.kernel.build.gemm_simt import TensorSize
 from smelt.passes.quantise import with_precision
 from smelt.weights import Weights
 from tests.cuda.emulated import EmulatedCuda
@@ -23,10 +24,14 @@ BF16 = dtype("bf16").numpy
 ROUNDING = 2**-8  # of a result in bf16, relative to the largest one
 
 
-def run_with(program: Program, machine: str, weights: dict[str, Any], *inputs: Any) -> Any:
+def run_with(program: Program, machine: str, weights: dict[str, Any], *inputs: Any, times: int = 1) -> Any:
+    """The result, which every call has to give."""
     bound = Weights.of({name: HostBuffer.of(each) for name, each in weights.items()})
     made = NativeEngine(TARGETS[machine]).compile(program).prepare(bound)
-    return made(*inputs)[0].numpy().astype(np.float64)
+    first, *others = (made(*inputs)[0].numpy() for _ in range(times))
+    for each in others:
+        np.testing.assert_array_equal(each, first)
+    return first.astype(np.float64)
 
 
 def source(program: Program, machine: str) -> str:
@@ -74,17 +79,19 @@ def convolve(x: Any, w: Any, y: Any, stride: int, pad: int) -> Any:
         ((1, 5, 40, 300, 3, 1, 1), (128, 256)),  # whose last columns fill no panel
         ((1, 20, 8, 24, 7, 2, 3), (128, 64)),  # few channels: rows of a window are read together
         ((2, 16, 3, 32, 8, 8, 0), (64, 64)),  # the same without zeros
+        ((1, 7, 72, 64, 3, 2, 1), (64, 64, 5)),  # blocks share the 18 stages of K
+        ((1, 8, 64, 64, 1, 2, 0), (64, 64, 2)),  # more parts than stages
     ],
 )
 def test_convolutions(
     machine: str,
     sizes: tuple[int, ...],
-    tile: tuple[int, int],
+    tile: tuple[int, ...],
     emulated: EmulatedCuda,
     seed: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(conv_simt, "choose_tile", lambda *_: tile)
+    monkeypatch.setattr(conv_simt, "choose_tile", lambda *_: TensorSize(*tile))
     stride, pad = sizes[-2:]
     program = convolution(*sizes)
     random = np.random.default_rng(seed)
@@ -118,16 +125,22 @@ def product(rows: int, depth: int, columns: int) -> Program:
 
 @pytest.mark.parametrize("machine", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("tile", gemm_simt.TILES)
+@pytest.mark.parametrize("splits", [1, 3])
 def test_products(
-    machine: str, tile: tuple[int, int], emulated: EmulatedCuda, seed: int, monkeypatch: pytest.MonkeyPatch
+    machine: str,
+    tile: tuple[int, int],
+    splits: int,
+    emulated: EmulatedCuda,
+    seed: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rows and columns that fill no tile; columns that are no multiple of 8."""
-    monkeypatch.setattr(gemm_simt, "choose_tile", lambda *_: tile)
+    """Rows and columns that fill no tile; columns that are no multiple of 8; blocks that share K."""
+    monkeypatch.setattr(gemm_simt, "choose_tile", lambda *_: TensorSize(*tile, splits))
     random = np.random.default_rng(seed)
     for rows, depth, columns in ((150, 200, 264), (70, 72, 77)):
         x, w, b = (random.standard_normal(each, np.float32) for each in ((rows, depth), (depth, columns), (columns,)))
         x, w = x.astype(BF16), w.astype(BF16)
-        got = run_with(product(rows, depth, columns), machine, {"w": w, "b": b}, x)
+        got = run_with(product(rows, depth, columns), machine, {"w": w, "b": b}, x, times=2)
         want = x.astype(np.float64) @ w.astype(np.float64) + b
         assert np.abs(got - want).max() <= ROUNDING * np.abs(want).max()
 
@@ -136,13 +149,14 @@ def test_the_tile_that_is_predicted_to_be_fastest() -> None:
     """Large tiles where they fill the GPU, small ones where they would not."""
     target = TARGETS["sm_90"]
 
-    def chosen(rows: int, columns: int, depth: int) -> tuple[int, int]:
+    def chosen(rows: int, columns: int, depth: int) -> TensorSize:
         form = gemm_simt.TENSOR[0]
         return gemm_simt.choose_tile(target, form, lambda tall: -(-rows // tall), columns, -(-depth // 64))
 
-    assert chosen(4096, 4096, 4096) == (128, 256)
-    assert chosen(128, 768, 768) == (64, 64)
-    assert chosen(100352, 64, 576)[1] == 64
+    assert chosen(4096, 4096, 4096) == TensorSize(128, 256)
+    assert chosen(100352, 64, 576).columns == 64
+    few = chosen(49, 512, 4608)
+    assert (few.rows, few.splits > 4) == (64, True)
 
 
 NETWORK = """func.func @main(%x: tensor<1x3x20x20xf32>, %k: tensor<32x3x5x5xf32> {smelt.weight = "k"},

@@ -21,6 +21,7 @@ from smelt.kernel.build.conv import Window, with_rows
 from smelt.kernel.build.gemm import Columns, panel_slice
 from smelt.kernel.build.gemm_simt import (
     K_STAGE,
+    SplitK,
     Tiled,
     across_panels,
     add_kept,
@@ -114,10 +115,13 @@ def _tensor_conv(nest: Nest, op: Op, output: Output, form: Form) -> None:
     window, padded = Window.of(nest, op, lines * form.k_pack), any(map(any, taps.edges))
     pixels, count = product(places), prod(taps.window) if padded else window.taps
     run = window.channels if padded else window.run
-    tall, wide = choose_tile(
+    size = choose_tile(
         nest.target, form, lambda rows: groups * ceildiv(pixels, rows), share, count * ceildiv(run, K_STAGE)
     )
-    with nest.loops((groups, ceildiv(pixels, tall), ceildiv(share, wide))) as (group, part, number):
+    tall, wide = size.rows, size.columns
+    counts = groups, ceildiv(pixels, tall), ceildiv(share, wide)
+    split = SplitK.of(nest, size, counts)
+    with nest.loops((*counts, size.splits)) as (group, part, number, own):
         first, before = nest.let(scale(part, tall)), scale(number, wide)
         used, there = at_most(nest, tall, pixels, first), at_most(nest, wide, share, before)
         starts = nest.tile("starts", i64, 2 * tall if padded else tall)
@@ -143,7 +147,9 @@ def _tensor_conv(nest: Nest, op: Op, output: Output, form: Form) -> None:
             (used, Amount(count), Amount(run)),
             (rows, Amount(tap), Amount(window.k_stride)),
         )
-        nest.emit(Mma(tile.sums, a, across_panels(nest, op, b), form, window=turns))
+        shares = split.shares(nest, (group, part, number), own)
+        nest.emit(Mma(tile.sums, a, across_panels(nest, op, b), form, window=turns, split=shares))
+        tile = split.finish(nest, tile, shares)
 
         def index(row: Expr, column: Expr) -> tuple[Expr, ...]:
             sample, *at = _pixel(nest, add(first, row), places)

@@ -12,15 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from smelt.dim import Size, ceildiv, floordiv, minimum
+from smelt.dim import Size, ceildiv, floordiv, minimum, product
 from smelt.dtype import DType, bf16, f16, f32, i64
+from smelt.frozen import Frozen
 from smelt.ir.core import Op
 from smelt.kernel.build.gemm import Columns, axis_stride, panel_slice, required_form, row_slice
 from smelt.kernel.build.sinks import Output, simt_sink
-from smelt.kernel.loops.form import F32_F16, FEW_BF16, FEW_F32_BF16, INT8, Form
-from smelt.kernel.loops.grammar import Amount, Expr, Mma, Number, Place, Set, Slice, add, scale, split
+from smelt.kernel.loops.form import F32_F16, FEW_BF16, FEW_F32_BF16, INT8, TENSOR_BF16, Form
+from smelt.kernel.loops.grammar import Amount, Expr, Load, Mma, Number, Place, Set, Slice, add, scale, split
 from smelt.kernel.loops.nest import Index, Nest, flat, tensor
 from smelt.kernel.loops.simt import MULTIPROCESSORS
 from smelt.kernel.loops.tensor_tile import FEW_ROWS as FEW_TENSOR_ROWS
@@ -38,6 +39,7 @@ TILES = tuple((tall, wide) for tall in (TILE_ROWS, HALF_ROWS) for wide in WIDTHS
 K_STAGE, VECTOR = 64, 8  # steps of a stage of bf16; columns that a thread stores together
 # A multiprocessor, by cycle: products of its tensor cores, bytes from the cache; cycles of a tile beside its stages.
 PRODUCTS, CACHE_RATE, BESIDE = 2048, 48, 2500
+SPLITS, JOIN = (1, 2, 3, 4, 6, 8, 12, 16), 1500  # parts of K; cycles until the last block has them
 
 
 def form_on_gpu(op: Op) -> Form:
@@ -176,11 +178,14 @@ def _many_rows(nest: Nest, op: Op, output: Output, form: Form, here: Size) -> No
     width = line // form.k_pack
     key = KernelKey.of("tensor_gemm", groups=groups, rows=rows, depth=depth, columns=columns, bits=form.left.bits)
     asked = nest.choose_schedule(key, TensorTile).columns
-    tall, wide = TILE_ROWS, asked
+    size = TensorSize(TILE_ROWS, asked)
     if asked not in WIDTHS or not fits_shared_memory(nest.target, form, asked):
         steps = ceildiv(depth, K_STAGE)
-        tall, wide = choose_tile(nest.target, form, lambda high: groups * ceildiv(rows, high), columns, steps)
-    with nest.loops((groups * here, ceildiv(rows, tall), ceildiv(columns, wide))) as (group, part, number):
+        size = choose_tile(nest.target, form, lambda high: groups * ceildiv(rows, high), columns, steps)
+    tall, wide = size.rows, size.columns
+    counts = groups * here, ceildiv(rows, tall), ceildiv(columns, wide)
+    split = SplitK.of(nest, size, counts)
+    with nest.loops((*counts, size.splits)) as (group, part, number, share):
         first, before = nest.let(scale(part, tall)), scale(number, wide)
         used, there = at_most(nest, tall, rows, first), at_most(nest, wide, columns, before)
         tile = tensor_tile(nest, tall, wide, used, before, there)
@@ -188,26 +193,78 @@ def _many_rows(nest: Nest, op: Op, output: Output, form: Form, here: Size) -> No
         panel = nest.let(scale(number, wide // width))
         place = (Number(0) if shared == 1 else group, panel, Number(0))
         b = panel_slice(nest, op, place, Amount(depth), Columns(before, width, there, f32))
-        nest.emit(Mma(tile.sums, a, across_panels(nest, op, b), form))
+        shares = split.shares(nest, (group, part, number), share)
+        nest.emit(Mma(tile.sums, a, across_panels(nest, op, b), form, split=shares))
+        tile = split.finish(nest, tile, shares)
         tile.store_vectors(nest, op, output, columns, lambda row, column: (group, add(first, row), column))
 
 
-def choose_tile(
-    target: Target, form: Form, parts: Callable[[int], Size], columns: Size, stages: Size
-) -> tuple[int, int]:
-    """(rows, columns) of a tile on tensor cores: those that are predicted to take least time. `parts`: the number of
-    tiles below each other, by their height; `stages`: of the ring, of a tile."""
-    tried: dict[tuple[int, int], float] = {}
+class TensorSize(Frozen):
+    """A tile on tensor cores, and into how many parts its K is split, each for a block of its own."""
+
+    rows: int
+    columns: int
+    splits: int = 1
+
+
+def choose_tile(target: Target, form: Form, parts: Callable[[int], Size], columns: Size, stages: Size) -> TensorSize:
+    """The tile that is predicted to take least time. `parts`: the number of tiles below each other, by their height;
+    `stages`: of the ring, of a tile."""
+    tried: dict[TensorSize, float] = {}
     for tall, wide in TILES:
         tiles = parts(tall) * ceildiv(columns, wide)
         if not isinstance(tiles, int) or not isinstance(stages, int):
-            return TILE_ROWS, wide_tile(target, form, parts(TILE_ROWS), columns)
-        if fits_shared_memory(target, form, wide, tall):
-            resident = min(2, target.cache_bytes[0] // (STAGES * stage_bytes(form, wide, tall))) or 1
-            each = max(tall * wide * K_STAGE / PRODUCTS, (tall + wide) * 2 * K_STAGE / CACHE_RATE)
-            turns = -(-tiles // MULTIPROCESSORS), -(-tiles // (resident * MULTIPROCESSORS))
-            tried[tall, wide] = turns[0] * stages * each + turns[1] * BESIDE
-    return min(tried, key=lambda size: tried[size]) if tried else (HALF_ROWS, WIDTHS[0])
+            return TensorSize(TILE_ROWS, wide_tile(target, form, parts(TILE_ROWS), columns))
+        if not fits_shared_memory(target, form, wide, tall):
+            continue
+        resident = min(2, target.cache_bytes[0] // (STAGES * stage_bytes(form, wide, tall))) or 1
+        each = max(tall * wide * K_STAGE / PRODUCTS, (tall + wide) * 2 * K_STAGE / CACHE_RATE)
+        for splits in SPLITS if form is TENSOR_BF16 else (1,):
+            if splits > 1 and (stages < 2 * splits or tiles * splits > MULTIPROCESSORS):
+                break
+            turns = -(-tiles * splits // MULTIPROCESSORS), -(-tiles // (resident * MULTIPROCESSORS))
+            joins = JOIN + splits * tall * wide * 4 / CACHE_RATE if splits > 1 else 0
+            tried[TensorSize(tall, wide, splits)] = turns[0] * -(-stages // splits) * each + turns[1] * BESIDE + joins
+    return min(tried, key=lambda size: tried[size]) if tried else TensorSize(HALF_ROWS, WIDTHS[0])
+
+
+class SplitK(Frozen):
+    """The parts of K of every tile, and the buffer for their sums; -1: K is not split."""
+
+    size: TensorSize
+    counts: tuple[Size, ...]
+    parts: int = -1
+
+    @staticmethod
+    def of(nest: Nest, size: TensorSize, counts: tuple[Size, ...]) -> SplitK:
+        if size.splits == 1:
+            return SplitK(size, counts)
+        held = (product(counts), size.splits, size.rows * size.columns)
+        return SplitK(size, counts, nest.scratch(Shape.of(f32, held)))
+
+    def shares(self, nest: Nest, tile: Index, number: Expr) -> tuple[Expr, ...]:
+        """What a product says about its part of K."""
+        if self.parts < 0:
+            return ()
+        done = Load(Place(nest.tile("done", i64, 1), Number(0)), i64)
+        parts = Load(Place(nest.buffer(self.parts), Number(0)), f32)
+        return (
+            number,
+            Number(self.size.splits),
+            nest.let(flat(tile, self.counts)),
+            Amount(product(self.counts)),
+            parts,
+            done,
+        )
+
+    def finish(self, nest: Nest, tile: Tiled, shares: tuple[Expr, ...]) -> Tiled:
+        """The tile with all of its rows in the block that has the whole sum, else with none."""
+        if not shares:
+            return tile
+        done = shares[-1]
+        assert isinstance(done, Load)
+        whole = nest.read(done.place.array, Number(0), i64)
+        return replace(tile, rows=nest.apply("multiply", whole, tile.rows, dtype=i64))
 
 
 def wide_tile(target: Target, form: Form, parts: Size, columns: Size) -> int:

@@ -117,6 +117,7 @@ class StagePrinter(Printer):
     saved_bytes: int = 0  # of all launches of the kernel
     buffers: dict[int, None] = field(default_factory=dict)
     alone: bool = False
+    counters: Size | None = None  # of tiles whose K is split
     read: set[int | str] = field(default_factory=set)
 
     def emit(self) -> str:
@@ -151,7 +152,8 @@ class StagePrinter(Printer):
         if self.prefetches:
             start.append(f"  smelt_prefetch_pieces({', '.join(f'smelt_{name}' for name in PREFETCHED)});")
             start += ["  if (blockIdx.x) return;"] if stage.extent is None else []  # others only prefetch
-        return "\n".join([head, *start, *self.locals.values(), *lines, "}"])
+        counters = [f"static __device__ ui32 {self.name}_counters[{self.counters}];"] if self.counters else []
+        return "\n".join([*counters, head, *start, *self.locals.values(), *lines, "}"])
 
     def launch_record(self) -> Launched:
         stage = self.stage
@@ -503,8 +505,9 @@ class StagePrinter(Printer):
             given = [*given[:5], *turns, *given[6:8], self.expr(mma.b.strides[2]), *given[8:]]
             tall, wide = tile_rows(mma, (tile for tile, _ in self.stage.tiles)), tile_columns(mma)
             stages = self.stage.ring // stage_bytes(mma.form, wide, tall)
-            function = tile_call(mma.form, tall, wide, stages, window=bool(mma.window))
-            return f"{function}({LANE}, smelt_shared, {', '.join(given)});"
+            function = tile_call(mma.form, tall, wide, stages, window=bool(mma.window), splits=bool(mma.split))
+            share = [self.share(mma, tall * wide)] if mma.split else []
+            return f"{function}({LANE}, smelt_shared, {', '.join((*given, *share))});"
         if mma.form in FEW_TENSOR:
             few = [given[i] for i in (0, 1, 3, 6, 7, 9, 10, 11, 12)]
             function = few_call(mma.form, few_columns(mma))
@@ -529,6 +532,16 @@ class StagePrinter(Printer):
                 few = [given[i] for i in (1, 3, 5, 6, 7, 9, 10, 11, 12)]
                 return f"{FEW}{name}<{count}, {wide}>({LANE}, {', '.join(few)});"
         return f"{TILE}{name}({LANE}, {', '.join(given)});"
+
+    def share(self, mma: Mma, sums: int) -> str:
+        """What a block that has a part of K shares with others. Counters are zero before and after every launch."""
+        number, count, tile, tiles, parts, done = mma.split
+        assert isinstance(parts, Load)
+        assert isinstance(done, Load)
+        self.counters = static_extent(tiles)
+        first = f"{self.address(parts.place, 'f32')} + ({self.expr(tile)}) * {self.expr(count)} * {sums}"
+        counter = f"{self.name}_counters + {self.expr(tile)}"
+        return f"smelt_share{{{self.expr(number)}, {self.expr(count)}, {first}, {counter}, {done.place.array}}}"
 
     # -- expressions --
 

@@ -33,26 +33,54 @@ inline void smelt_keep_pair(f32 *to, f32 x, f32 y, i64 accumulate) {
   }
   *(smelt_pair *)to = pair;
 }
+// Split-K: this block has part `number` of `count` parts of K. `parts` are the sums of all, `done` says which block has
+// the whole: the one that comes last adds them up in order, and sets the counter back.
+struct smelt_share { i64 number, count; f32 *parts; ui32 *counter; i64 *done; };
+template <int COUNT> inline bool smelt_join_parts(int lane, f32 *sum, const smelt_share &share) {
+#pragma unroll
+  for (int i = 0; i < COUNT; i++) share.parts[(share.number * COUNT + i) * 256 + lane] = sum[i];
+  smelt_share_writes();
+  __syncthreads();
+  if (lane == 0) {
+    const bool last = smelt_count(share.counter) == share.count - 1;
+    if (last) *share.counter = 0;
+    *share.done = last;
+  }
+  __syncthreads();
+  if (!*share.done) return false;
+  smelt_share_writes();
+#pragma unroll
+  for (int i = 0; i < COUNT; i++) sum[i] = smelt_read_shared(share.parts + i * 256 + lane);
+#pragma unroll 2
+  for (i64 other = 1; other < share.count; other++)
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) sum[i] += smelt_read_shared(share.parts + (other * COUNT + i) * 256 + lane);
+  return true;
+}
 // Rows begin at `starts`, or `row` apart. Taps are `tap` apart, after every `across` of them `turn` more. WINDOW: bit t
 // of element ROWS + r of `starts` says whether tap t of row r is there.
-template <class L, int ROWS, int COLUMNS, int STAGES, bool WINDOW> inline void smelt_tile(int lane, char *ring,
-    i64 rows, const L *a, const i64 *starts, i64 row, i64 tap, i64 across, i64 turn, const ui16 *b, i64 line,
-    i64 panel, i64 taps, i64 count, f32 *acc, i64 width, i64 columns, i64 accumulate) {
+template <class L, int ROWS, int COLUMNS, int STAGES, bool WINDOW, bool SPLIT = false> inline void smelt_tile(int lane,
+    char *ring, i64 rows, const L *a, const i64 *starts, i64 row, i64 tap, i64 across, i64 turn, const ui16 *b,
+    i64 line, i64 panel, i64 taps, i64 count, f32 *acc, i64 width, i64 columns, i64 accumulate,
+    const smelt_share &share = smelt_share{}) {
   enum {
     SLABS = smelt_left<L>::SLABS, PARTS = smelt_left<L>::PARTS, STEPS = 32 * SLABS, LEFT = ROWS * 32 * sizeof(L),
     PITCH = 16 * COLUMNS + SMELT_PAD(L), STAGE = (ROWS * 128 + SLABS * 4 * (16 * COLUMNS + 32) + 1023) / 1024 * 1024,
     WIDE = COLUMNS == 256 ? 64 : ROWS == 64 && COLUMNS == 64 ? 16 : 32, ACROSS = COLUMNS / WIDE,
     HIGH = ROWS * ACROSS / 8, OWN = ROWS / 32
   };
-  const i64 lines = (count + 7) / 8, each = (count + STEPS - 1) / STEPS, stages = taps * each;
+  const i64 lines = (count + 7) / 8, each = (count + STEPS - 1) / STEPS;
+  const i64 begin = SPLIT ? taps * each * share.number / share.count : 0;
+  const i64 stages = SPLIT ? taps * each * (share.number + 1) / share.count : taps * each;
+  const i64 first_tap = SPLIT ? begin / each : 0, first_k = SPLIT ? begin % each * STEPS : 0;
   // A thread copies 16 bytes of OWN rows, and of one column in every other line.
   const int chunk = lane % 8, first_row = lane / 8, column = lane % COLUMNS, first_line = lane / COLUMNS;
   const int per_slab = 32 * sizeof(L) / 16;
   const int to_row = chunk / per_slab * LEFT + smelt_chunk<L>(first_row, chunk % per_slab);
   const int to_line = SLABS * LEFT + first_line * PITCH + column * 16;
   const bool has_column = column / 64 * 64 < columns;
-  const ui16 *w = b + column / 64 * panel + first_line * line + column % 64 * 8;
-  i64 line_k = 0, line_stage = 0;
+  const ui16 *w = b + column / 64 * panel + (first_tap * lines + first_k / 8 + first_line) * line + column % 64 * 8;
+  i64 line_k = first_k, line_stage = begin;
   int line_slot = 0;
   const auto fetch_lines = [&]() {  // of the next stage, if there is one
     char *slot = ring + line_slot * STAGE;
@@ -70,6 +98,7 @@ template <class L, int ROWS, int COLUMNS, int STAGES, bool WINDOW> inline void s
     w += (last ? lines - (each - 1) * (STEPS / 8) : STEPS / 8) * line;
     if (last) line_k = 0;
   };
+  const i64 ahead = first_tap * tap + (SPLIT && across ? first_tap / across * turn : 0) + first_k;
   const L *from[OWN];
   ui64 there[OWN];
   bool aligned = (ui64)((tap | turn) * (i64)sizeof(L)) % 16 == 0;
@@ -77,15 +106,16 @@ template <class L, int ROWS, int COLUMNS, int STAGES, bool WINDOW> inline void s
   for (int i = 0; i < OWN; i++) {
     const i64 at = first_row + 32 * i;
     there[i] = at >= rows ? 0 : WINDOW ? (ui64)starts[ROWS + at] : 1;
-    from[i] = a + (at < rows ? (starts ? starts[at] : at * row) : 0) + 16 / (int)sizeof(L) * chunk;
+    from[i] = a + (at < rows ? (starts ? starts[at] : at * row) : 0) + ahead + 16 / (int)sizeof(L) * chunk;
     aligned = aligned && (ui64)from[i] % 16 == 0;
   }
-  i64 next_tap = 0, next_k = 0, next_across = 0;
+  i64 next_tap = first_tap, next_k = first_k, next_across = SPLIT && across ? first_tap % across : 0;
+  i64 next_stage = begin;
   int next_slot = 0;
   const auto fetch_rows = [&]() {  // of the next stage, if there is one
     char *slot = ring + next_slot * STAGE;
     next_slot = next_slot + 1 == STAGES ? 0 : next_slot + 1;
-    if (next_tap < taps) {
+    if (next_stage++ < stages) {
       const int left = count - next_k < STEPS ? (int)(count - next_k) : STEPS;
       const int bytes = left * (int)sizeof(L) - 16 * chunk;
       const int used = bytes < 0 ? 0 : bytes < 16 ? bytes : 16;
@@ -134,7 +164,7 @@ template <class L, int ROWS, int COLUMNS, int STAGES, bool WINDOW> inline void s
 #pragma unroll
     for (int i = 0; i < STAGES - 2; i++) fetch_rows();
     int now = 0;
-    for (i64 stage = 0; stage < stages; stage++) {
+    for (i64 stage = begin; stage < stages; stage++) {
       smelt_copy_wait<STAGES - 3>();
       smelt_publish();
       __syncthreads();  // the stage is there, and the one before the last is multiplied
@@ -155,6 +185,7 @@ template <class L, int ROWS, int COLUMNS, int STAGES, bool WINDOW> inline void s
     smelt_wgmma_wait<0>();
     smelt_copy_wait<0>();
     __syncthreads();
+    if (SPLIT && !smelt_join_parts<N / 2>(lane, sum, share)) return;
 #pragma unroll
     for (int i = 0; i < N / 2; i += 2)
       smelt_keep_pair(acc + (own_rows + warp % 4 * 16 + group + i / 2 % 2 * 8) * width + own_columns + i / 4 * 8 +
@@ -169,12 +200,12 @@ template <class L, int ROWS, int COLUMNS, int STAGES, bool WINDOW> inline void s
   smelt_await();
 #pragma unroll
   for (int i = 0; i < STAGES - 1; i++) fetch_rows();
-  for (i64 stage = 0; stage < stages; stage++) {
+  for (i64 stage = begin; stage < stages; stage++) {
     smelt_copy_wait<STAGES - 2>();
     __syncthreads();  // the stage is there, and the one before is multiplied
     fetch_lines();
     fetch_rows();
-    const char *slot = ring + stage % STAGES * STAGE;
+    const char *slot = ring + (stage - begin) % STAGES * STAGE;
 #pragma unroll
     for (int s = 0; s < SLABS; s++) {
       smelt_words y[WIDE / 8];
@@ -210,6 +241,7 @@ template <class L, int ROWS, int COLUMNS, int STAGES, bool WINDOW> inline void s
   }
   smelt_copy_wait<0>();
   __syncthreads();
+  if (SPLIT && !smelt_join_parts<HIGH * WIDE / 32>(lane, &sum[0][0][0], share)) return;
 #pragma unroll
   for (int i = 0; i < HIGH / 16; i++)
 #pragma unroll
@@ -242,6 +274,7 @@ def _wgmma_text(columns: int) -> str:
     return WGMMA.format(columns=columns, count=count, next=count + 1, places=places, values=values)
 
 
-def tile_call(form: Form, rows: int, columns: int, stages: int, *, window: bool) -> str:
+def tile_call(form: Form, rows: int, columns: int, stages: int, *, window: bool, splits: bool) -> str:
     """The name of the function that multiplies a tile."""
-    return f"smelt_tile<{math.storage(form.left)}, {rows}, {columns}, {stages}, {str(window).lower()}>"
+    kinds = ", ".join(str(each).lower() for each in (window, *([True] if splits else [])))
+    return f"smelt_tile<{math.storage(form.left)}, {rows}, {columns}, {stages}, {kinds}>"

@@ -49,6 +49,13 @@ inline smelt_words smelt_read(const void *from) {  // 16 bytes, now: no compiler
       : "=r"(to.x[0]), "=r"(to.x[1]), "=r"(to.x[2]), "=r"(to.x[3]) : "l"(from) : "memory");
   return to;
 }
+inline void smelt_share_writes() { __threadfence(); }  // with other blocks
+inline ui32 smelt_count(ui32 *counter) { return atomicAdd(counter, 1u); }
+inline f32 smelt_read_shared(const f32 *from) {  // what another block wrote
+  f32 to;
+  asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(to) : "l"(from) : "memory");
+  return to;
+}
 inline void smelt_prefetch(const void *from) { asm volatile("prefetch.global.L2 [%0];" :: "l"(from)); }
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define SMELT_WGMMA 1

@@ -246,6 +246,8 @@ class Mma(Frozen):
     element of a tile: then row i begins as many elements after the place of `a` as element i of that tile says.
     `window`: (taps of a row of a window, elements from the end of such a row to the next one). Then the second half of
     that tile says by bit t of its element i whether tap t of row i is there; others are zeros.
+    `split`: (number, count, number of the tile, tiles, loads of the first elements of a buffer and of a tile). Then the
+    call has one part of K; the last of `count` calls adds up the parts in that buffer, sets `acc` and that tile to 1.
     """
 
     acc: Slice
@@ -255,6 +257,7 @@ class Mma(Frozen):
     accumulate: Expr = Number(0)
     prefetch: Chunk | Place | None = None
     window: tuple[Expr, ...] = ()
+    split: tuple[Expr, ...] = ()
 
 
 class BlockMma(Frozen):
