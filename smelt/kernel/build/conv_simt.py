@@ -195,8 +195,10 @@ def depthwise_conv(nest: Nest, op: Op, output: Output) -> None:
 def _pixel(nest: Nest, number: Expr, sizes: Sequence[Size]) -> tuple[Expr, ...]:
     """The index of a pixel by its number."""
     index: list[Expr] = []
-    rest = nest.let(number)
-    for size in reversed(sizes[1:]):
-        rest, at = (nest.let(each) for each in split(rest, size))
-        index.append(at)
+    rest, left = nest.let(number, product(sizes)), list(sizes)
+    while len(left) > 1:
+        size = left.pop()
+        above, at = split(rest, size)
+        rest = nest.let(above, product(left))
+        index.append(nest.let(at, size))
     return (rest, *reversed(index))

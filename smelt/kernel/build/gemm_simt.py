@@ -35,7 +35,7 @@ THREADS = 256  # of a block; with few rows each takes 4 columns of a K-block
 BUSY = 100  # blocks that keep a GPU busy
 PANEL, MOST_SUMS = 64, 1 << 23  # columns of a panel; sums of K-blocks that may be kept
 MANY_COLUMNS = 8192  # from here on a block with few rows takes 32 columns
-TILES = tuple((tall, wide) for tall in (TILE_ROWS, HALF_ROWS) for wide in WIDTHS if tall == TILE_ROWS or wide < 256)
+TILES = (*((TILE_ROWS, wide) for wide in (64, 128, 192, 256)), (HALF_ROWS, 64), (HALF_ROWS, 128))
 K_STAGE, VECTOR = 64, 8  # steps of a stage of bf16; columns that a thread stores together
 # A multiprocessor, by cycle: products of its tensor cores, bytes from the cache; cycles of a tile beside its stages.
 PRODUCTS, CACHE_RATE, BESIDE = 2048, 48, 2500
@@ -342,9 +342,10 @@ class Tiled:
         if not isinstance(count, int) or count % VECTOR:
             self.store(nest, op, output, f32, index)
             return
-        with nest.loop(nest.let(scale(self.rows, self.width // VECTOR)), "lane") as at:
+        most = TILE_ROWS * self.width // VECTOR
+        with nest.loop(nest.let(scale(self.rows, self.width // VECTOR)), "lane", most=most) as at:
             row, eighth = split(at, self.width // VECTOR)
-            row, column = nest.let(row), scale(eighth, VECTOR)
+            row, column = nest.let(row, TILE_ROWS), scale(eighth, VECTOR)
             whole = count % self.width == 0
             guard = nullcontext() if whole else nest.guard(nest.less(nest.let(column), self.columns))
             with guard, nest.loop(VECTOR, "vector") as i:

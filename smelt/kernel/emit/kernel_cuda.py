@@ -194,10 +194,11 @@ class StagePrinter(Printer):
         """The right operand of the only product, if nothing is read before it."""
         first = [*self.stage.before, *itertools.takewhile(lambda each: not isinstance(each, Mma), self.stage.body)]
         products = [each for each in walk_statements(self.stage.body) if isinstance(each, Mma)]
-        if len(products) != 1 or products[0].form not in FEW_TENSOR or products[0] not in self.stage.body:
+        waits = (*FEW_TENSOR, *TENSOR)
+        if len(products) != 1 or products[0].form not in waits or products[0] not in self.stage.body:
             return None
-        plain = all(isinstance(each, Let | Tile) for each in first) and not reads_from(first)
-        plain = plain and not self.stage.restores
+        touched = reads_from(first) | stores_to(first)
+        plain = not any(isinstance(array, int) for array in touched) and not self.stage.restores
         array = products[0].b.place.array
         return array if plain and isinstance(array, int) else None
 

@@ -18,7 +18,7 @@ inline void smelt_wgmma(f32 (&d)[{count}], ui64 a, ui64 b) {{
       : {values} : "l"(a), "l"(b));
 }}
 """
-INSTRUCTION_COLUMNS = (32, 64, 128, 256)
+INSTRUCTION_COLUMNS = (32, 64, 128, 192, 256)
 TILE = """\
 // 16 bytes of a row in a slab of the ring. Banks of neighbouring rows differ; bf16: wgmma's swizzle of 64 bytes.
 template <class L> inline int smelt_chunk(int r, int chunk) {
@@ -66,8 +66,8 @@ template <class L, int ROWS, int COLUMNS, int STAGES, bool WINDOW, bool SPLIT = 
   enum {
     SLABS = smelt_left<L>::SLABS, PARTS = smelt_left<L>::PARTS, STEPS = 32 * SLABS, LEFT = ROWS * 32 * sizeof(L),
     PITCH = 16 * COLUMNS + SMELT_PAD(L), STAGE = (ROWS * 128 + SLABS * 4 * (16 * COLUMNS + 32) + 1023) / 1024 * 1024,
-    WIDE = COLUMNS == 256 ? 64 : ROWS == 64 && COLUMNS == 64 ? 16 : 32, ACROSS = COLUMNS / WIDE,
-    HIGH = ROWS * ACROSS / 8, OWN = ROWS / 32
+    WIDE = COLUMNS >= 192 ? COLUMNS / 4 : ROWS == 64 && COLUMNS == 64 ? 16 : 32, ACROSS = COLUMNS / WIDE,
+    HIGH = ROWS * ACROSS / 8, OWN = ROWS / 32, OWN_LINES = SLABS * COLUMNS / 64, EVEN = 256 % COLUMNS == 0
   };
   const i64 lines = (count + 7) / 8, each = (count + STEPS - 1) / STEPS;
   const i64 begin = SPLIT ? taps * each * share.number / share.count : 0;
@@ -79,7 +79,8 @@ template <class L, int ROWS, int COLUMNS, int STAGES, bool WINDOW, bool SPLIT = 
   const int to_row = chunk / per_slab * LEFT + smelt_chunk<L>(first_row, chunk % per_slab);
   const int to_line = SLABS * LEFT + first_line * PITCH + column * 16;
   const bool has_column = column / 64 * 64 < columns;
-  const ui16 *w = b + column / 64 * panel + (first_tap * lines + first_k / 8 + first_line) * line + column % 64 * 8;
+  const ui16 *w = b + (first_tap * lines + first_k / 8) * line;
+  if (EVEN) w += column / 64 * panel + first_line * line + column % 64 * 8;
   i64 line_k = first_k, line_stage = begin;
   int line_slot = 0;
   const auto fetch_lines = [&]() {  // of the next stage, if there is one
@@ -88,11 +89,17 @@ template <class L, int ROWS, int COLUMNS, int STAGES, bool WINDOW, bool SPLIT = 
     if (line_stage++ >= stages) return;
     const i64 left = count - line_k;
 #pragma unroll
-    for (int i = 0; i < SLABS * COLUMNS / 64; i++) {
-      const int more = 256 / COLUMNS * i;
-      const bool here = has_column && 8 * (first_line + more) < left;
-      smelt_copy_async(slot + to_line + more * PITCH, w + more * line, here ? 16 : 0);
-    }
+    for (int i = 0; i < OWN_LINES; i++)
+      if (EVEN) {
+        const int more = 256 / COLUMNS * i;
+        const bool here = has_column && 8 * (first_line + more) < left;
+        smelt_copy_async(slot + to_line + more * PITCH, w + more * line, here ? 16 : 0);
+      } else {
+        const int at = (lane + 256 * i) / COLUMNS, side = (lane + 256 * i) % COLUMNS;
+        const bool here = side / 64 * 64 < columns && 8 * at < left;
+        smelt_copy_async(slot + SLABS * LEFT + at * PITCH + side * 16,
+                         w + side / 64 * panel + at * line + side % 64 * 8, here ? 16 : 0);
+      }
     line_k += STEPS;
     const bool last = line_k >= count;
     w += (last ? lines - (each - 1) * (STEPS / 8) : STEPS / 8) * line;

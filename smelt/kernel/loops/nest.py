@@ -208,8 +208,8 @@ class Nest:
             scope = scope.parent
         return scope
 
-    def let(self, expr: Expr) -> Expr:
-        """A name for an expression; the same one for the same expression."""
+    def let(self, expr: Expr, extent: Size | None = None) -> Expr:
+        """A name for an expression; the same one for the same expression. `extent`: it is in [0, extent)."""
         if isinstance(expr, Var | Number | Amount):
             return expr
         scope: Scope | None = self.scope
@@ -218,7 +218,7 @@ class Nest:
                 return scope.names[expr]
             scope = scope.parent
         outermost = self.outermost_scope(expr)
-        var = self.var(expr.dtype)
+        var = self.var(expr.dtype, extent)
         outermost.statements.append(Let(var, expr))
         outermost.names[expr] = var
         self.places[var] = outermost
@@ -286,11 +286,18 @@ class Nest:
 
     @contextmanager
     def loop(
-        self, extent: Size | Expr, level: Level = "serial", *, splittable: bool = False, fence: bool = False
+        self,
+        extent: Size | Expr,
+        level: Level = "serial",
+        *,
+        splittable: bool = False,
+        fence: bool = False,
+        most: Size | None = None,
     ) -> Iterator[Var]:
-        """A loop. `fence`: it may have no iteration because there is nothing to read, so loads stay inside."""
+        """A loop. `fence`: it may have no iteration because there is nothing to read, so loads stay inside. `most`: it
+        has at most as many."""
         size = extent if isinstance(extent, Size) else None
-        var = self.var(i64, size, "at")
+        var = self.var(i64, most if size is None else size, "at")
         with self.inner(fence=fence) as scope:
             self.places[var] = scope
             if splittable:
