@@ -106,7 +106,7 @@ def test_zeros_around_feature_maps_are_not_stored() -> None:
     program = convolution(1, 6, 32, 64, 3, 1, 1)
     plan = plan_program(program, TARGETS["sm_90"]).main[0]
     assert len(plan.steps) == 1
-    assert "true>(" in source(program, "sm_90")
+    assert "true, true" in source(program, "sm_90")
 
 
 def product(rows: int, depth: int, columns: int) -> Program:

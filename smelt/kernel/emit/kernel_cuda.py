@@ -19,11 +19,12 @@ from smelt.kernel.emit.printer import Printer, apply_text
 from smelt.kernel.emit.tile_cuda import FEW, MMA, TILE, TILED
 from smelt.kernel.emit.tile_dense import tile_call
 from smelt.kernel.emit.tile_mma import attend_call, few_call
-from smelt.kernel.emit.vector_cuda import find_definitions, print_vector
+from smelt.kernel.emit.vector_cuda import find_definitions, is_multiple, print_vector
 from smelt.kernel.loops.fold import identity
 from smelt.kernel.loops.form import KEYS_BF16
 from smelt.kernel.loops.grammar import (
     SHORT,
+    Affine,
     BlockMma,
     Expr,
     Fail,
@@ -506,7 +507,8 @@ class StagePrinter(Printer):
             given = [*given[:5], *turns, *given[6:8], self.expr(mma.b.strides[2]), *given[8:]]
             tall, wide = tile_rows(mma, (tile for tile, _ in self.stage.tiles)), tile_columns(mma)
             stages = self.stage.ring // stage_bytes(mma.form, wide, tall)
-            function = tile_call(mma.form, tall, wide, stages, window=bool(mma.window), splits=bool(mma.split))
+            flags = {"aligned": self.is_aligned(mma), "window": bool(mma.window), "splits": bool(mma.split)}
+            function = tile_call(mma.form, tall, wide, stages, **flags)
             share = [self.share(mma, tall * wide)] if mma.split else []
             return f"{function}({LANE}, smelt_shared, {', '.join((*given, *share))});"
         if mma.form in FEW_TENSOR:
@@ -533,6 +535,17 @@ class StagePrinter(Printer):
                 few = [given[i] for i in (1, 3, 5, 6, 7, 9, 10, 11, 12)]
                 return f"{FEW}{name}<{count}, {wide}>({LANE}, {', '.join(few)});"
         return f"{TILE}{name}({LANE}, {', '.join(given)});"
+
+    def is_aligned(self, mma: Mma) -> bool:
+        """Whether all rows and taps of the left operand surely begin and end at 16 bytes, as every buffer does."""
+        row, tap, _ = mma.a.strides
+        steps = [mma.a.place.index, mma.a.sizes[2], tap, *mma.window[1:], *([] if isinstance(row, Load) else [row])]
+        if isinstance(row, Load):
+            first = [each for each in walk_statements(self.stage.body) if isinstance(each, Store)]
+            here = (each for each in first if each.place.array == row.place.array)
+            steps += [each.value for each in here if not is_second_half(each.place.index)]
+        number, known = 128 // mma.form.left.bits, self.definitions
+        return all(is_multiple(each, number, known) for each in steps)
 
     def share(self, mma: Mma, sums: int) -> str:
         """What a block that has a part of K shares with others. Counters are zero before and after every launch."""
@@ -567,6 +580,11 @@ def loop_head(pad: str, var: str, first: str, extent: Expr, text: str, stride: i
             head = f"{pad}for (int turn = 0; turn < {count // stride}; turn++) {{"
             return [head, f"{pad}  const i64 {var} = {first} + {stride} * turn;"]
     return [f"{pad}for (i64 {var} = {first}; {var} < {text}; {var} += {stride}) {{"]
+
+
+def is_second_half(index: Expr) -> bool:
+    """Whether a place in a tile of starts is one of the words that say which taps are there."""
+    return isinstance(index, Affine) and index.constant != 0
 
 
 def is_map(body: Sequence[Stmt]) -> int:

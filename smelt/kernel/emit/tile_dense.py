@@ -58,79 +58,80 @@ template <int COUNT> inline bool smelt_join_parts(int lane, f32 *sum, const smel
   return true;
 }
 // Rows begin at `starts`, or `row` apart. Taps are `tap` apart, after every `across` of them `turn` more. WINDOW: bit t
-// of element ROWS + r of `starts` says whether tap t of row r is there.
-template <class L, int ROWS, int COLUMNS, int STAGES, bool WINDOW, bool SPLIT = false> inline void smelt_tile(int lane,
-    char *ring, i64 rows, const L *a, const i64 *starts, i64 row, i64 tap, i64 across, i64 turn, const ui16 *b,
-    i64 line, i64 panel, i64 taps, i64 count, f32 *acc, i64 width, i64 columns, i64 accumulate,
-    const smelt_share &share = smelt_share{}) {
+// of element ROWS + r of `starts` says whether tap t of row r is there. ALIGNED: all are whole runs of 16 bytes.
+template <class L, int ROWS, int COLUMNS, int STAGES, bool ALIGNED, bool WINDOW, bool SPLIT = false>
+inline void smelt_tile(int lane, char *ring, i64 rows, const L *a, const i64 *starts, i64 row, i64 tap, i64 across,
+    i64 turn, const ui16 *b, i64 line, i64 panel, i64 taps, i64 depth, f32 *acc, i64 width, i64 columns,
+    i64 accumulate, const smelt_share &share = smelt_share{}) {
   enum {
     SLABS = smelt_left<L>::SLABS, PARTS = smelt_left<L>::PARTS, STEPS = 32 * SLABS, LEFT = ROWS * 32 * sizeof(L),
     PITCH = 16 * COLUMNS + SMELT_PAD(L), STAGE = (ROWS * 128 + SLABS * 4 * (16 * COLUMNS + 32) + 1023) / 1024 * 1024,
     WIDE = COLUMNS >= 192 ? COLUMNS / 4 : ROWS == 64 && COLUMNS == 64 ? 16 : 32, ACROSS = COLUMNS / WIDE,
     HIGH = ROWS * ACROSS / 8, OWN = ROWS / 32, OWN_LINES = SLABS * COLUMNS / 64, EVEN = 256 % COLUMNS == 0
   };
-  const i64 lines = (count + 7) / 8, each = (count + STEPS - 1) / STEPS;
-  const i64 begin = SPLIT ? taps * each * share.number / share.count : 0;
-  const i64 stages = SPLIT ? taps * each * (share.number + 1) / share.count : taps * each;
-  const i64 first_tap = SPLIT ? begin / each : 0, first_k = SPLIT ? begin % each * STEPS : 0;
+  const int count = (int)depth, lines = (count + 7) / 8, each = (count + STEPS - 1) / STEPS, all = (int)taps * each;
+  const int begin = SPLIT ? (int)((i64)all * share.number / share.count) : 0;
+  const int stages = SPLIT ? (int)((i64)all * (share.number + 1) / share.count) : all;
+  const int first_tap = SPLIT ? begin / each : 0, first_k = SPLIT ? begin % each * STEPS : 0;
   // A thread copies 16 bytes of OWN rows, and of one column in every other line.
   const int chunk = lane % 8, first_row = lane / 8, column = lane % COLUMNS, first_line = lane / COLUMNS;
   const int per_slab = 32 * sizeof(L) / 16;
   const int to_row = chunk / per_slab * LEFT + smelt_chunk<L>(first_row, chunk % per_slab);
   const int to_line = SLABS * LEFT + first_line * PITCH + column * 16;
-  const bool has_column = column / 64 * 64 < columns;
-  const ui16 *w = b + (first_tap * lines + first_k / 8) * line;
+  const ui16 *w = b + (i64)(first_tap * lines + first_k / 8) * line;
   if (EVEN) w += column / 64 * panel + first_line * line + column % 64 * 8;
-  i64 line_k = first_k, line_stage = begin;
-  int line_slot = 0;
+  const i64 next_lines = STEPS / 8 * line, last_lines = (lines - (each - 1) * (STEPS / 8)) * line;
+  const int last_column = (int)(columns < COLUMNS ? columns : COLUMNS);
+  const bool has_column = column / 64 * 64 < last_column;
+  int line_left = count - first_k, line_stage = begin;
+  char *line_slot = ring;
   const auto fetch_lines = [&]() {  // of the next stage, if there is one
-    char *slot = ring + line_slot * STAGE;
-    line_slot = line_slot + 1 == STAGES ? 0 : line_slot + 1;
+    char *const slot = line_slot;
+    line_slot = slot == ring + (STAGES - 1) * STAGE ? ring : slot + STAGE;
     if (line_stage++ >= stages) return;
-    const i64 left = count - line_k;
 #pragma unroll
     for (int i = 0; i < OWN_LINES; i++)
       if (EVEN) {
         const int more = 256 / COLUMNS * i;
-        const bool here = has_column && 8 * (first_line + more) < left;
+        const bool here = has_column && 8 * (first_line + more) < line_left;
         smelt_copy_async(slot + to_line + more * PITCH, w + more * line, here ? 16 : 0);
       } else {
         const int at = (lane + 256 * i) / COLUMNS, side = (lane + 256 * i) % COLUMNS;
-        const bool here = side / 64 * 64 < columns && 8 * at < left;
+        const bool here = side / 64 * 64 < last_column && 8 * at < line_left;
         smelt_copy_async(slot + SLABS * LEFT + at * PITCH + side * 16,
                          w + side / 64 * panel + at * line + side % 64 * 8, here ? 16 : 0);
       }
-    line_k += STEPS;
-    const bool last = line_k >= count;
-    w += (last ? lines - (each - 1) * (STEPS / 8) : STEPS / 8) * line;
-    if (last) line_k = 0;
+    line_left -= STEPS;
+    w += line_left > 0 ? next_lines : last_lines;
+    if (line_left <= 0) line_left = count;
   };
-  const i64 ahead = first_tap * tap + (SPLIT && across ? first_tap / across * turn : 0) + first_k;
+  const i64 ahead = first_tap * tap + (SPLIT && across ? first_tap / (int)across * turn : 0) + first_k;
   const L *from[OWN];
   ui64 there[OWN];
-  bool aligned = (ui64)((tap | turn) * (i64)sizeof(L)) % 16 == 0;
+  bool aligned = true;
+  if (!ALIGNED) aligned = (ui64)((tap | turn) * (i64)sizeof(L)) % 16 == 0;
 #pragma unroll
   for (int i = 0; i < OWN; i++) {
-    const i64 at = first_row + 32 * i;
+    const int at = first_row + 32 * i;
     there[i] = at >= rows ? 0 : WINDOW ? (ui64)starts[ROWS + at] : 1;
     from[i] = a + (at < rows ? (starts ? starts[at] : at * row) : 0) + ahead + 16 / (int)sizeof(L) * chunk;
-    aligned = aligned && (ui64)from[i] % 16 == 0;
+    if (!ALIGNED) aligned = aligned && (ui64)from[i] % 16 == 0;
   }
-  i64 next_tap = first_tap, next_k = first_k, next_across = SPLIT && across ? first_tap % across : 0;
-  i64 next_stage = begin;
-  int next_slot = 0;
+  const i64 next_tap_move = tap - (each - 1) * STEPS;
+  int next_tap = first_tap, next_left = count - first_k, next_stage = begin;
+  int next_across = SPLIT && across ? first_tap % (int)across : 0;
+  char *next_slot = ring;
   const auto fetch_rows = [&]() {  // of the next stage, if there is one
-    char *slot = ring + next_slot * STAGE;
-    next_slot = next_slot + 1 == STAGES ? 0 : next_slot + 1;
+    char *const slot = next_slot;
+    next_slot = slot == ring + (STAGES - 1) * STAGE ? ring : slot + STAGE;
     if (next_stage++ < stages) {
-      const int left = count - next_k < STEPS ? (int)(count - next_k) : STEPS;
-      const int bytes = left * (int)sizeof(L) - 16 * chunk;
-      const int used = bytes < 0 ? 0 : bytes < 16 ? bytes : 16;
+      const int bytes = next_left * (int)sizeof(L) - 16 * chunk;
+      const int used = bytes <= 0 ? 0 : ALIGNED || bytes >= 16 ? 16 : bytes;
 #pragma unroll
       for (int i = 0; i < OWN; i++) {
         char *to = slot + to_row + i * 32 * 32 * (int)sizeof(L);
         const bool here = WINDOW ? there[i] >> next_tap & 1 : there[i];
-        if (aligned) {
+        if (ALIGNED || aligned) {
           smelt_copy_async(to, from[i], here ? used : 0);
         } else {
 #pragma unroll
@@ -138,13 +139,13 @@ template <class L, int ROWS, int COLUMNS, int STAGES, bool WINDOW, bool SPLIT = 
             ((L *)to)[e] = here && e * (int)sizeof(L) < used ? from[i][e] : (L)0;
         }
       }
-      next_k += STEPS;
+      next_left -= STEPS;
       i64 move = STEPS;
-      if (next_k >= count) {
-        next_k = 0;
+      if (next_left <= 0) {
+        next_left = count;
         next_tap++;
-        move = tap - (each - 1) * STEPS;
-        if (++next_across == across) {
+        move = next_tap_move;
+        if (++next_across == (int)across) {
           next_across = 0;
           move += turn;
         }
@@ -171,9 +172,9 @@ template <class L, int ROWS, int COLUMNS, int STAGES, bool WINDOW, bool SPLIT = 
 #pragma unroll
     for (int i = 0; i < STAGES - 2; i++) fetch_rows();
     int now = 0;
-    for (i64 stage = begin; stage < stages; stage++) {
+    for (int stage = begin; stage < stages; stage++) {
       smelt_copy_wait<STAGES - 3>();
-      smelt_publish();
+      if (!ALIGNED && !aligned) smelt_publish();  // what threads stored themselves
       __syncthreads();  // the stage is there, and the one before the last is multiplied
       const ui32 slot = smelt_shared_address(ring + now * STAGE);
       now = now + 1 == STAGES ? 0 : now + 1;
@@ -207,7 +208,7 @@ template <class L, int ROWS, int COLUMNS, int STAGES, bool WINDOW, bool SPLIT = 
   smelt_await();
 #pragma unroll
   for (int i = 0; i < STAGES - 1; i++) fetch_rows();
-  for (i64 stage = begin; stage < stages; stage++) {
+  for (int stage = begin; stage < stages; stage++) {
     smelt_copy_wait<STAGES - 2>();
     __syncthreads();  // the stage is there, and the one before is multiplied
     fetch_lines();
@@ -281,7 +282,7 @@ def _wgmma_text(columns: int) -> str:
     return WGMMA.format(columns=columns, count=count, next=count + 1, places=places, values=values)
 
 
-def tile_call(form: Form, rows: int, columns: int, stages: int, *, window: bool, splits: bool) -> str:
+def tile_call(form: Form, rows: int, columns: int, stages: int, *, aligned: bool, window: bool, splits: bool) -> str:
     """The name of the function that multiplies a tile."""
-    kinds = ", ".join(str(each).lower() for each in (window, *([True] if splits else [])))
+    kinds = ", ".join(str(each).lower() for each in (aligned, window, *([True] if splits else [])))
     return f"smelt_tile<{math.storage(form.left)}, {rows}, {columns}, {stages}, {kinds}>"

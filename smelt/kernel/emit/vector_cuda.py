@@ -33,8 +33,41 @@ from smelt.kernel.loops.grammar import (
 from smelt.kernel.loops.simt import static_extent
 
 BYTES = 16  # of an instruction
+# A compiler may take a copy of a structure apart: these are whole instructions.
 PACK = """\
 template <class T, int N> struct __align__(sizeof(T) * N < 16 ? sizeof(T) * N : 16) smelt_pack { T x[N]; };
+template <class P> inline P smelt_get_pack(const void *from) {
+  P to;
+#ifdef __CUDACC__
+  if (sizeof(P) % 16 == 0) {
+    ui32 w[sizeof(P) / 4];
+#pragma unroll
+    for (int i = 0; i < (int)sizeof(P) / 16; i++)
+      asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+          : "=r"(w[4 * i]), "=r"(w[4 * i + 1]), "=r"(w[4 * i + 2]), "=r"(w[4 * i + 3])
+          : "l"((const char *)from + 16 * i));
+    memcpy(&to, w, sizeof(P));
+    return to;
+  }
+#endif
+  to = *(const P *)from;
+  return to;
+}
+template <class P> inline void smelt_put_pack(void *to, const P &x) {
+#ifdef __CUDACC__
+  if (sizeof(P) % 16 == 0) {
+    ui32 w[sizeof(P) / 4];
+    memcpy(w, &x, sizeof(P));
+#pragma unroll
+    for (int i = 0; i < (int)sizeof(P) / 16; i++)
+      asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+          :: "l"((char *)to + 16 * i), "r"(w[4 * i]), "r"(w[4 * i + 1]), "r"(w[4 * i + 2]), "r"(w[4 * i + 3])
+          : "memory");
+    return;
+  }
+#endif
+  *(P *)to = x;
+}
 """
 
 
@@ -64,7 +97,9 @@ def print_vector(
                 tile = isinstance(place.array, str)
                 kind = math.register(dtype) if tile else math.storage(dtype)
                 pack = f"smelt_pack<{kind}, {count}>"
-                early.append(f"{pad}const {pack} {var.name}_all = *(const {pack} *)({printer.address(begin, kind)});")
+                where = printer.address(begin, kind)
+                read = f"*(const {pack} *)({where})" if tile else f"smelt_get_pack<{pack}>({where})"
+                early.append(f"{pad}const {pack} {var.name}_all = {read};")
                 value = f"{var.name}_all.x[{at}]"
                 value = value if tile else math.load(dtype, value)
                 inside.append(f"{pad}  const {math.register(dtype)} {var.name} = {value};")
@@ -73,7 +108,7 @@ def print_vector(
             ):
                 kind, name = math.storage(value.dtype), f"stored_{at}_{len(late)}"
                 inside.append(f"{pad}  {name}.x[{at}] = {math.store(value.dtype, printer.expr(value))};")
-                late.append(f"{pad}*(smelt_pack<{kind}, {count}> *)({printer.address(begin, kind)}) = {name};")
+                late.append(f"{pad}smelt_put_pack({printer.address(begin, kind)}, {name});")
                 early.append(f"{pad}smelt_pack<{kind}, {count}> {name};")
             case _:
                 inside += printer.statement(each, depth + 1)
@@ -102,6 +137,11 @@ def _resolve(index: Expr, inner: Mapping[Var, Expr]) -> Expr:
         for atom, factor in form.terms
     ]
     return add(*parts, form.constant)
+
+
+def is_multiple(expr: Expr, number: int, definitions: Mapping[Var, Expr]) -> bool:
+    """Whether a number surely divides an expression."""
+    return _divisor(expr, definitions) % number == 0
 
 
 def _divisor(expr: Expr, definitions: Mapping[Var, Expr]) -> int:
