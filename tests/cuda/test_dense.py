@@ -16,6 +16,7 @@ from smelt.ir.core import Program
 from smelt.ir.text import parse
 from smelt.kernel.build import conv_simt, gemm_simt
 from smelt.kernel.build.gemm_simt import TensorSize
+from smelt.kernel.loops.form import TENSOR_BF16
 from smelt.passes.quantise import with_precision
 from smelt.weights import Weights
 from tests.cuda.emulated import EmulatedCuda
@@ -150,7 +151,7 @@ def test_the_tile_that_is_predicted_to_be_fastest() -> None:
     target = TARGETS["sm_90"]
 
     def chosen(rows: int, columns: int, depth: int) -> TensorSize:
-        form = gemm_simt.TENSOR[0]
+        form = TENSOR_BF16
         return gemm_simt.choose_tile(target, form, lambda tall: -(-rows // tall), columns, -(-depth // 64))
 
     assert chosen(4096, 4096, 4096) == TensorSize(128, 256)

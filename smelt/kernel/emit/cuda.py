@@ -113,5 +113,5 @@ class CudaSource:
         tiles = micro_kernels(text)
         shuffle = SHUFFLE if "smelt_shuffle_" in text else ""
         prefetch = PREFETCH if "smelt_prefetch_pieces(" in text else ""
-        pack = PACK if "smelt_pack<" in text else ""
+        pack = PACK if "smelt_vector<" in text else ""
         return "".join([PRELUDE, math.prelude(tiles + text), prefetch, shuffle, tiles, pack, text, "\n"])

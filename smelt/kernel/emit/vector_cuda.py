@@ -1,7 +1,7 @@
 """Loops over adjacent elements of one thread (`For.level` `vector`) as CUDA: up to 16 bytes by one instruction.
 
 `kernel_cuda` calls it. A load or store whose index grows with the loop's variable, from an aligned place on, is one of
-a `smelt_pack`; everything else is written once per element.
+a `smelt_vector`; everything else is written once per element.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from smelt.kernel.loops.simt import static_extent
 BYTES = 16  # of an instruction
 # A compiler may take a copy of a structure apart: these are whole instructions.
 PACK = """\
-template <class T, int N> struct __align__(sizeof(T) * N < 16 ? sizeof(T) * N : 16) smelt_pack { T x[N]; };
+template <class T, int N> struct __align__(sizeof(T) * N < 16 ? sizeof(T) * N : 16) smelt_vector { T x[N]; };
 template <class P> inline P smelt_get_pack(const void *from) {
   P to;
 #ifdef __CUDACC__
@@ -96,7 +96,7 @@ def print_vector(
             case Let(var, Load(place, dtype)) if (begin := first(place, dtype)) is not None:
                 tile = isinstance(place.array, str)
                 kind = math.register(dtype) if tile else math.storage(dtype)
-                pack = f"smelt_pack<{kind}, {count}>"
+                pack = f"smelt_vector<{kind}, {count}>"
                 where = printer.address(begin, kind)
                 read = f"*(const {pack} *)({where})" if tile else f"smelt_get_pack<{pack}>({where})"
                 early.append(f"{pad}const {pack} {var.name}_all = {read};")
@@ -109,7 +109,7 @@ def print_vector(
                 kind, name = math.storage(value.dtype), f"stored_{at}_{len(late)}"
                 inside.append(f"{pad}  {name}.x[{at}] = {math.store(value.dtype, printer.expr(value))};")
                 late.append(f"{pad}smelt_put_pack({printer.address(begin, kind)}, {name});")
-                early.append(f"{pad}smelt_pack<{kind}, {count}> {name};")
+                early.append(f"{pad}smelt_vector<{kind}, {count}> {name};")
             case _:
                 inside += printer.statement(each, depth + 1)
     head = [f"{pad}for (int {at} = 0; {at} < {count}; {at}++) {{"]
