@@ -53,7 +53,7 @@ class Buffer(Protocol):
         ...
 
 
-class Places(Protocol):
+class Destination(Protocol):
     """Something that brings buffers to a device: a Platform."""
 
     def put(self, buffer: HostBuffer) -> Buffer: ...
@@ -142,7 +142,7 @@ class HostBuffer:
     def nbytes(self) -> int:
         return self.array.nbytes
 
-    def to_device(self, platform: Places) -> Buffer:
+    def to_device(self, platform: Destination) -> Buffer:
         """The same contents on a platform's device: `HostBuffer.of(x).to_device(smelt.platform("cuda"))`."""
         return platform.put(self)
 

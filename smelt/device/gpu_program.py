@@ -107,7 +107,7 @@ class GpuProgram:
 
     def bind(self, arrays: Arrays, sizes: Mapping[str, int] = MappingProxyType({}), account: Any = None) -> GpuBound:
         each = zip(arrays, self.arguments, self.entry.names, strict=False)
-        held = [bring(self.driver, array, shape, repr(name)) for array, shape, name in each]
+        held = [to_device(self.driver, array, shape, repr(name)) for array, shape, name in each]
         for buffer in held:
             buffer.judge()  # no call waits for them later
         return GpuBound(self, held, sizes, account)
@@ -118,7 +118,7 @@ def _constant(driver: Driver, given: bytes | Array) -> GpuBuffer:
     return GpuBuffer.of(driver, array, Shape("ui8", array.size))
 
 
-def bring(driver: Driver, given: Any, shape: Shape, what: str) -> GpuBuffer:
+def to_device(driver: Driver, given: Any, shape: Shape, what: str) -> GpuBuffer:
     """A buffer on the device: the same one where it is there already."""
     if isinstance(given, GpuBuffer):
         if given.client is not driver:
@@ -352,7 +352,7 @@ class GpuBound:
                 "wrong number of inputs", expected=list(names), got=len(inputs), remedy="one array per input"
             )
         driver, whats = self._program.driver, [f"the input {name!r}" for name in names]
-        given = [bring(driver, *each) for each in zip(inputs, shapes, whats, strict=True)]
+        given = [to_device(driver, *each) for each in zip(inputs, shapes, whats, strict=True)]
         donated = [place - len(held) for place in entry.donated]
         for i in donated:
             if any(each.block is given[i].block for at, each in enumerate((*given, *held)) if at != i):

@@ -176,7 +176,7 @@ class Batch:
         return replace(self, position=self.position + np.int32(1))
 
     @property
-    def places(self) -> tuple[Array, Array]:
+    def page_slots(self) -> tuple[Array, Array]:
         """The page that each token's keys and values go to, and the place in it; tokens that are not there go to
         page -1."""
         position = np.where(self.position >= LONG, self.position - np.int32(LONG), self.position)
@@ -190,7 +190,7 @@ class Batch:
     def sliding_page(self) -> Array:
         """The page that each token's keys and values go to in layers with a window."""
         assert self.sliding is not None
-        return replace(self, table=self.sliding).places[0]
+        return replace(self, table=self.sliding).page_slots[0]
 
     def select(self, sequences: Array) -> Batch:
         """The batch of some of its sequences; their rows stay in order."""

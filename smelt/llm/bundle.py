@@ -115,10 +115,10 @@ def language_model(
 ) -> LanguageModel:
     """The language model of a loaded bundle, or its encoder."""
     try:
-        said = _read_record(Path(path), loaded)
-        if said.get("kind") == ENCODER:
-            return cast(LanguageModel, read_encoder(loaded, Path(path), said, context))
-        origin = _origin(Path(path), loaded, said)
+        record = _read_record(Path(path), loaded)
+        if record.get("kind") == ENCODER:
+            return cast(LanguageModel, read_encoder(loaded, Path(path), record, context))
+        origin = _origin(Path(path), loaded, record)
         step = _step(origin, loaded)
         wanted = choose_context(origin.config, context)
         check_sequences(sequences)
@@ -137,23 +137,23 @@ def language_model(
 
 def _read_record(path: Path, loaded: LoadedModel) -> Mapping[str, Any]:
     try:
-        said = json.loads(_utf8(path, loaded.files[LANGUAGE]))
-        if said["format"] != FORMAT:
-            raise ValueError(f"format {said['format']!r} instead of {FORMAT}")
+        record = json.loads(_utf8(path, loaded.files[LANGUAGE]))
+        if record["format"] != FORMAT:
+            raise ValueError(f"format {record['format']!r} instead of {FORMAT}")
     except MALFORMED as error:
         raise FileError(f"{path}: {LANGUAGE} cannot be read", got=error, remedy=AGAIN) from error
-    return dict(said)
+    return dict(record)
 
 
-def _origin(path: Path, loaded: LoadedModel, said: Mapping[str, Any]) -> BundleOrigin:
+def _origin(path: Path, loaded: LoadedModel, record: Mapping[str, Any]) -> BundleOrigin:
     try:
-        config = from_record(Config, said["config"])
+        config = from_record(Config, record["config"])
         _check_config(config)
-        template, specials = said["template"], said["specials"]
-        texts = [said["precision"], said["fingerprint"], *specials, *specials.values()]
+        template, specials = record["template"], record["specials"]
+        texts = [record["precision"], record["fingerprint"], *specials, *specials.values()]
         if not all(isinstance(each, str) for each in texts) or not isinstance(template, str | None):
             raise TypeError("a text is none")
-        about = said["precision"], template, specials, said["fingerprint"], said["pooling"]
+        about = record["precision"], template, specials, record["fingerprint"], record["pooling"]
     except MALFORMED as error:
         raise FileError(f"{path}: {LANGUAGE} cannot be read", got=error, remedy=AGAIN) from error
     return BundleOrigin(path, config, *about, loaded.files, loaded.provenance)

@@ -99,7 +99,7 @@ class Pool:
     def give(self, arrays: Pools) -> None:
         self._arrays = arrays
 
-    def lose(self) -> None:
+    def discard(self) -> None:
         """The content is gone; sequences must be freed and computed again."""
         self._arrays = None
 
@@ -114,7 +114,7 @@ class Pool:
         try:
             self._write(content)
         except BaseException:
-            self.lose()
+            self.discard()
             raise
 
     def _write(self, content: list[dict[int, tuple[Array, Array]]]) -> None:

@@ -124,8 +124,8 @@ def is_checkpoint(path: Path) -> bool:
 def encoder_config(path: str | Path) -> dict[str, Any] | None:
     """The configuration of a folder with an encoder; None for anything else."""
     file = Path(path) / "config.json"
-    said = _json(file) if Path(path).is_dir() else {}
-    return said if is_encoder(said) else None
+    raw = _json(file) if Path(path).is_dir() else {}
+    return raw if is_encoder(raw) else None
 
 
 def open(path: str | Path, context: int | None = None) -> Checkpoint:
@@ -164,8 +164,8 @@ def _folder(folder: Path, context: int | None) -> Checkpoint:
             if inside
             else "smelt pull ORGANISATION/NAME downloads a model, or give a .gguf file",
         )
-    said = _json(folder / "config.json")
-    config = read_config(said, str(folder / "config.json"), context)
+    raw = _json(folder / "config.json")
+    config = read_config(raw, str(folder / "config.json"), context)
     generation = _json(folder / "generation_config.json")
     stop = (*config.stop, *token_ids(generation.get("eos_token_id")))
     config = replace(config, stop=tuple(dict.fromkeys(stop)))

@@ -46,11 +46,11 @@ class EncoderFolder:
     formats: Formats
 
     @staticmethod
-    def open(path: Path, said: Mapping[str, Any]) -> EncoderFolder:
-        """`said` is the folder's configuration."""
-        config = read_encoder(said, str(path / "config.json"))
+    def open(path: Path, raw: Mapping[str, Any]) -> EncoderFolder:
+        """`raw` is the folder's configuration."""
+        config = read_encoder(raw, str(path / "config.json"))
         pooling, stored = read_pooling(path), checkpoint.open(path)
-        head = read_head(stored, said)
+        head = read_head(stored, raw)
         (pooling if head is None else Pooling(("cls",), head)).check(config.d, str(path))
         return EncoderFolder(path, config, pooling, head, *encoder_weights(stored, config))
 
@@ -73,10 +73,10 @@ class EncoderFolder:
 
 
 def load_encoder(
-    path: Path, said: dict[str, Any], device: str, engine: str, context: int | None, limit: int | None = None
+    path: Path, raw: dict[str, Any], device: str, engine: str, context: int | None, limit: int | None = None
 ) -> EmbeddingModel | CrossEncoder:
-    """An encoder's folder; `said` is its configuration, `limit` bytes that weights and batches may take."""
-    folder = EncoderFolder.open(path, said)
+    """An encoder's folder; `raw` is its configuration, `limit` bytes that weights and batches may take."""
+    folder = EncoderFolder.open(path, raw)
     check_context(folder.config, context)
     compiled_program = folder.compile(platform_of(device, engine))
     if limit is not None:

@@ -46,13 +46,13 @@ def load(
     """`smelt.llm.load` for everything but bundles."""
     _check_mesh(mesh, devices)
     limit = None if memory_limit is None else parse_bytes(memory_limit, "memory_limit")
-    if (said := files.encoder_config(path)) is not None:
+    if (raw := files.encoder_config(path)) is not None:
         if mesh is not None or devices is not None:
             raise UnsupportedError("an encoder runs on one device", remedy="load it without mesh= and devices=")
         if cache is not None:
             raise UnsupportedError("an encoder keeps no keys and values", got=f"cache={cache!r}", remedy="no cache=")
         check_precision(precision or "f32")
-        return cast(LanguageModel, load_encoder(Path(path), said, device, engine, context, limit))
+        return cast(LanguageModel, load_encoder(Path(path), raw, device, engine, context, limit))
     found = files.open(path, context)
     mesh = mesh if devices is None else make_mesh(found.config, devices)
     precision = check_precision(precision or _choose_precision(device, engine, mesh))

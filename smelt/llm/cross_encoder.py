@@ -58,9 +58,9 @@ class CrossEncoder(TextEncoder):
         return self._compiled.run(tokens, lengths, np.minimum(types, self.config.types - 1))[:, 0]
 
 
-def read_head(weights: Weights, said: Mapping[str, Any]) -> tuple[Dense, Dense] | None:
+def read_head(weights: Weights, raw: Mapping[str, Any]) -> tuple[Dense, Dense] | None:
     """The two layers behind an encoder that scores pairs; None where the folder has none, or several labels."""
-    named = said.get("architectures")
+    named = raw.get("architectures")
     if not isinstance(named, list) or not any(str(name).endswith("ForSequenceClassification") for name in named):
         return None
     for names in _HEADS:

@@ -62,7 +62,7 @@ class Decoded(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class PageMap:
     """Where the tokens of a step belong: sequence and position of each, the pages of each sequence, and page and place
     in it that each token's keys and values are written to; a page outside of the pool is not written."""
 
@@ -75,8 +75,8 @@ class Places:
 
 
 @dataclass(frozen=True, slots=True)
-class OnePlace:
-    """`Places` where all tokens are of one sequence."""
+class SequenceMap:
+    """`PageMap` where all tokens are of one sequence."""
 
     pages: Tensor  # i32[m]
     position: Tensor  # i32[s]
@@ -93,7 +93,7 @@ class Slots:
     long: Tensor | None = None  # [s]
 
 
-AnyPlaces = Places | OnePlace | Slots
+TokenMap = PageMap | SequenceMap | Slots
 
 
 def apply_rope(x: Tensor, rope: Rope, positions: Tensor, long: Tensor | None = None) -> Tensor:
@@ -146,7 +146,7 @@ class Attention(Model):
         sizes = config.heads, config.kv_heads, config.head_size
         self._attend = paged_attention(*sizes, config.scale, config.softcap, layer.window, config.cache)
 
-    def __call__(self, x: Tensor, cache: Cache, places: AnyPlaces, rows: Tensor | None = None) -> tuple[Tensor, Cache]:
+    def __call__(self, x: Tensor, cache: Cache, places: TokenMap, rows: Tensor | None = None) -> tuple[Tensor, Cache]:
         """Attention of all tokens, or of `rows` i32[r] of them; keys and values are written for all."""
         config, layer = self._config, self._layer
         wide, narrow, same = self._project(x, rows)
@@ -166,7 +166,7 @@ class Attention(Model):
             keys, values = (
                 write_pages(old, each, places.page, places.place) for old, each in zip(cache, new, strict=True)
             )
-            if isinstance(places, Places):
+            if isinstance(places, PageMap):
                 y = self._attend(q, keys, values, places.table, _take_rows(places.sequence, rows), position)
             else:
                 numbers = config.scale, config.softcap, layer.window or 0
@@ -232,7 +232,7 @@ class Block(Model):
             self.mlp = Mixture(config, layer.experts, f"{path}.mlp", formats)
         self.after_mlp = Norm(config, "d", config.d) if config.post_norms else None
 
-    def __call__(self, x: Tensor, cache: Cache, places: AnyPlaces, rows: Tensor | None = None) -> tuple[Tensor, Cache]:
+    def __call__(self, x: Tensor, cache: Cache, places: TokenMap, rows: Tensor | None = None) -> tuple[Tensor, Cache]:
         """States after the layer, of all tokens or of `rows` of them, and the cache with keys and values of all."""
         y, cache = self.attn(self.before_attn(x), cache, places, rows)
         x = _take_rows(x, rows)
@@ -267,9 +267,9 @@ class Decoder(Model):
         place: Tensor,
         rows: Tensor,
     ) -> Stepped:
-        """`tokens` i32[s] with their `Places`; `pools` are the pages of each layer's keys and values; `rows` i32[r] are
-        those of the tokens whose logits are wanted."""
-        return self._step(tokens, pools, Places(table, sequence, position, page, place), rows)
+        """`tokens` i32[s] with their `PageMap`; `pools`: the pages of each layer's keys and values; `rows` i32[r]: the
+        tokens whose logits are needed."""
+        return self._step(tokens, pools, PageMap(table, sequence, position, page, place), rows)
 
     def sliding_step(
         self,
@@ -285,11 +285,11 @@ class Decoder(Model):
         rows: Tensor,
     ) -> Stepped:
         """`step` where layers with a window have pages of their own."""
-        full = Places(table, sequence, position, page, place)
+        full = PageMap(table, sequence, position, page, place)
         return self._step(tokens, pools, full, rows, replace(full, table=sliding_table, page=sliding_page))
 
     def _step(
-        self, tokens: Tensor, pools: list[Cache], places: AnyPlaces, rows: Tensor, sliding: Places | None = None
+        self, tokens: Tensor, pools: list[Cache], places: TokenMap, rows: Tensor, sliding: PageMap | None = None
     ) -> Stepped:
         x, after = self._layers(tokens, pools, places, rows, sliding)
         states = self.norm(x.rename(s="r"))
@@ -299,9 +299,9 @@ class Decoder(Model):
         self,
         tokens: Tensor,
         caches: list[Cache],
-        places: AnyPlaces,
+        places: TokenMap,
         rows: Tensor | None = None,
-        sliding: Places | None = None,
+        sliding: PageMap | None = None,
     ) -> tuple[Tensor, list[Cache]]:
         """States [s, d] before the last norm, of all tokens or of `rows` of them, and the caches with the new keys and
         values. `sliding`: places of the layers with a window, where they have pages of their own. The last layer
@@ -354,7 +354,7 @@ class Decoder(Model):
         rows: Tensor,
     ) -> Picked:
         """The same for tokens of one sequence."""
-        return _pick(self._step(tokens, pools, OnePlace(pages, position, page, place), rows))
+        return _pick(self._step(tokens, pools, SequenceMap(pages, position, page, place), rows))
 
     def decode_step(self, tokens: Tensor, caches: list[Cache], position: Tensor) -> Decoded:
         """The likeliest tokens after `tokens` i32[s], which are at `position` i32[s] of their sequences. What it gives

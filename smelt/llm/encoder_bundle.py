@@ -56,13 +56,13 @@ def encoder_files(
     config: EncoderConfig, pooling: Pooling, head: tuple[Layer, ...] | None, tokenizer: Tokenizer | None
 ) -> dict[str, Read]:
     """The files of a bundle besides its program. The layers of a head are stored as those behind a pooling are."""
-    said, arrays = files_of_pooling(pooling if head is None else Pooling(("cls",), head))
+    pooling_record, arrays = files_of_pooling(pooling if head is None else Pooling(("cls",), head))
     record = {
         "format": FORMAT,
         "kind": ENCODER,
         "config": to_record(config),
         "pairs": head is not None,
-        "pooling": said,
+        "pooling": pooling_record,
     }
     text = json.dumps(record, ensure_ascii=False, allow_nan=False)
     found: dict[str, Read] = {LANGUAGE: partial(text.encode, "utf-8"), **arrays}
@@ -72,13 +72,13 @@ def encoder_files(
 
 
 def read_bundle(
-    loaded: LoadedModel, path: Path, said: Mapping[str, Any], context: int | None
+    loaded: LoadedModel, path: Path, record: Mapping[str, Any], context: int | None
 ) -> EmbeddingModel | CrossEncoder:
-    """The encoder of a loaded bundle; `said` is its `language.json`."""
+    """The encoder of a loaded bundle; `record` is its `language.json`."""
     try:
-        config, pairs = from_record(EncoderConfig, said["config"]), said["pairs"] is True
+        config, pairs = from_record(EncoderConfig, record["config"]), record["pairs"] is True
         _check(config)
-        pooling = pooling_of(said["pooling"], loaded.files)
+        pooling = pooling_of(record["pooling"], loaded.files)
     except MALFORMED as error:
         raise FileError(f"{path}: {LANGUAGE} cannot be read", got=error, remedy=AGAIN) from error
     _check_program(loaded, path, config, pairs)

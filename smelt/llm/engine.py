@@ -135,7 +135,7 @@ class Engine:
                 self._busy = True
             self._run(parts)
 
-    def turn(self) -> int:
+    def run_step(self) -> int:
         """One step on the caller's thread, where no thread of our own works; how many tokens it computed."""
         assert self._thread is None, "one thread works"
         parts = self._plan()
@@ -336,7 +336,7 @@ class Engine:
 
     def _forget(self) -> None:
         self._unread = None
-        self.pool.lose()
+        self.pool.discard()
         for request in list(self.scheduler.running):
             self.scheduler.preempt(request)
         self.pool.pages.forget()

@@ -277,8 +277,8 @@ _GPT2 = {  # its names for what others have
 
 def family_of(config: Mapping[str, Any], where: str) -> Family:
     """The row for a `config.json`."""
-    said = config.get("architectures")
-    names = [name for name in said if isinstance(name, str)] if isinstance(said, list) else []
+    stated = config.get("architectures")
+    names = [name for name in stated if isinstance(name, str)] if isinstance(stated, list) else []
     for name in names:
         if name in BY_ARCHITECTURE:
             return BY_ARCHITECTURE[name]
@@ -356,8 +356,8 @@ def _rename_gpt2(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {_GPT2.get(name, name): value for name, value in config.items()}
 
 
-def _part(fields: Fields, said: bool | str) -> bool:
-    return fields.flag(said) if isinstance(said, str) else said
+def _part(fields: Fields, stated: bool | str) -> bool:
+    return fields.flag(stated) if isinstance(stated, str) else stated
 
 
 def token_ids(given: Any) -> tuple[int, ...]:

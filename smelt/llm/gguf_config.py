@@ -1,4 +1,4 @@
-"""A GGUF file's metadata → `Config`: said in `config.json`'s words first, so that families read one form.
+"""A GGUF file's metadata → `Config`: metadata in `config.json`'s words first, so that families read one form.
 
 What differs is put right here: GGUF's Llama has rows of Q and K permuted (pairs of RoPE are neighbours), Gemma's norms
 have their offset added already, frequencies' factors are a tensor.
@@ -61,13 +61,13 @@ def config_of(file: Gguf, context: int | None) -> Config:
             expected=", ".join(BY_GGUF),
             got=name,
         )
-    said = {
+    metadata = {
         key.removeprefix(f"{name}."): value.tolist() if isinstance(value, np.ndarray) else value
         for key, value in file.metadata.items()
         if key.startswith(f"{name}.")
     }
-    family = FAMILIES["mixtral"] if name == "llama" and said.get("expert_count") else BY_GGUF[name]
-    config = read_config(_as_json(file, family, said), str(file.path), context, partial=True)
+    family = FAMILIES["mixtral"] if name == "llama" and metadata.get("expert_count") else BY_GGUF[name]
+    config = read_config(_as_json(file, family, metadata), str(file.path), context, partial=True)
     factors = _factors(file, config, context)
     layers = tuple(
         replace(layer, rope=_rope(layer, factors, family.gguf_interleaved or family.name == "mixtral"))
@@ -77,9 +77,9 @@ def config_of(file: Gguf, context: int | None) -> Config:
     return replace(config, layers=layers, norm_offset=0.0, out_bias=out)  # the offset is added already
 
 
-def _as_json(file: Gguf, family: Family, said: Mapping[str, Any]) -> dict[str, Any]:
+def _as_json(file: Gguf, family: Family, metadata: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"architectures": [family.architectures[0]]}
-    for key, value in said.items():
+    for key, value in metadata.items():
         if key in _FIELDS:
             found[_FIELDS[key]] = _same_for_all(file, key, value)
         elif key not in _HANDLED:
@@ -94,18 +94,20 @@ def _as_json(file: Gguf, family: Family, said: Mapping[str, Any]) -> dict[str, A
             name for name, number in (("num_key_value_heads", heads), ("head_dim", head)) if found.get(name) == number
         }
         found = {_GPT2.get(name, name): value for name, value in found.items() if name not in same}
-    if (pattern := said.get("attention.sliding_window_pattern")) is not None:
+    if (pattern := metadata.get("attention.sliding_window_pattern")) is not None:
         if isinstance(pattern, list):
             found["layer_types"] = ["sliding_attention" if each else "full_attention" for each in pattern]
         elif family.windows == "sixth":
             found["sliding_window_pattern"] = pattern
         elif pattern != 2:
             raise UnsupportedError(f"{file.path}: attention.sliding_window_pattern", expected=2, got=pattern)
-    if not _is(said.get("attention.value_length"), head):
-        raise UnsupportedError(f"{file.path}: keys and values of different depth", got=said["attention.value_length"])
-    if head and not _is(turned := said.get("rope.dimension_count"), head):
+    if not _is(metadata.get("attention.value_length"), head):
+        raise UnsupportedError(
+            f"{file.path}: keys and values of different depth", got=metadata["attention.value_length"]
+        )
+    if head and not _is(turned := metadata.get("rope.dimension_count"), head):
         found["partial_rotary_factor"] = _integer(turned) / head
-    found["rope_scaling"] = _scaling(said)
+    found["rope_scaling"] = _scaling(metadata)
     if "vocab_size" not in found:
         tokens = file.metadata.get("tokenizer.ggml.tokens")
         found["vocab_size"] = len(tokens) if isinstance(tokens, list) else 0
@@ -154,14 +156,17 @@ def _same_for_all(file: Gguf, key: str, value: Any) -> Any:
     return value[0]
 
 
-def _scaling(said: Mapping[str, Any]) -> dict[str, Any] | None:
-    kind, factor = said.get("rope.scaling.type", "none"), said.get("rope.scaling.factor", said.get("rope.scale_linear"))
+def _scaling(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
+    kind, factor = (
+        metadata.get("rope.scaling.type", "none"),
+        metadata.get("rope.scaling.factor", metadata.get("rope.scale_linear")),
+    )
     if factor is None or kind in ("none", "longrope"):
         return None
     found = {"rope_type": kind, "factor": factor}
     if kind == "yarn":
-        found["original_max_position_embeddings"] = said.get("rope.scaling.original_context_length")
-        found["attention_factor"] = said.get("rope.scaling.attn_factor")
+        found["original_max_position_embeddings"] = metadata.get("rope.scaling.original_context_length")
+        found["attention_factor"] = metadata.get("rope.scaling.attn_factor")
     return {name: value for name, value in found.items() if value is not None}
 
 

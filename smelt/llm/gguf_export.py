@@ -33,10 +33,10 @@ def architecture_of(config: Config) -> str:
 def metadata_of(checkpoint: Checkpoint) -> dict[str, Any]:
     """All keys of the file."""
     config, name = checkpoint.config, architecture_of(checkpoint.config)
-    said = json.loads((checkpoint.path / "config.json").read_text("utf-8"))
+    raw = json.loads((checkpoint.path / "config.json").read_text("utf-8"))
     found: dict[str, Any] = {"general.architecture": name, "general.name": checkpoint.name}
     found |= {f"{name}.{key}": value for key, value in _sizes(config).items()}
-    found |= {f"{name}.{key}": value for key, value in _positions(config, said).items()}
+    found |= {f"{name}.{key}": value for key, value in _positions(config, raw).items()}
     for key, token in zip(("eos", "eot", "eom"), config.stop, strict=False):
         found[f"tokenizer.ggml.{key}_token_id"] = token
     if config.bos is not None:
@@ -77,20 +77,20 @@ def _sizes(config: Config) -> dict[str, Any]:
     return found
 
 
-def _positions(config: Config, said: Mapping[str, Any]) -> dict[str, Any]:
+def _positions(config: Config, raw: Mapping[str, Any]) -> dict[str, Any]:
     rope = _rope(config)
     if rope is None:
         return {}
-    given = said.get("rope_scaling") or said.get("rope_parameters") or {}
+    given = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     given = given.get("full_attention", given)
     found: dict[str, Any] = {
         "attention.key_length": config.head_size,
         "attention.value_length": config.head_size,
         "rope.dimension_count": rope.part,
-        "rope.freq_base": _base(config, said),
+        "rope.freq_base": _base(config, raw),
     }
     kind = given.get("rope_type", given.get("type"))
-    original = said.get("original_max_position_embeddings") or given.get("original_max_position_embeddings")
+    original = raw.get("original_max_position_embeddings") or given.get("original_max_position_embeddings")
     if kind in ("linear", "yarn"):
         found |= {"rope.scaling.type": kind, "rope.scaling.factor": float(given["factor"])}
     if kind == "yarn" and given.get("attention_factor"):
@@ -108,9 +108,9 @@ def _rope(config: Config) -> Rope | None:
     return ropes[0] if ropes else None
 
 
-def _base(config: Config, said: Mapping[str, Any]) -> float:
-    given = said.get("rope_scaling") or said.get("rope_parameters") or {}
-    base = given.get("full_attention", given).get("rope_theta") or said.get("rope_theta")
+def _base(config: Config, raw: Mapping[str, Any]) -> float:
+    given = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    base = given.get("full_attention", given).get("rope_theta") or raw.get("rope_theta")
     return float(base or FAMILIES[config.family].defaults.get("rope_theta", 10_000.0))
 
 
@@ -160,13 +160,13 @@ def _interleave(array: Array, heads: int) -> Array:
 
 def _factors(checkpoint: Checkpoint) -> dict[str, tuple[tuple[int, ...], Callable[[], Array]]]:
     """Tensors that frequencies are divided by: Llama 3's, and both of longrope."""
-    said = json.loads((checkpoint.path / "config.json").read_text("utf-8"))
-    given = said.get("rope_scaling") or said.get("rope_parameters") or {}
+    raw = json.loads((checkpoint.path / "config.json").read_text("utf-8"))
+    given = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     rope, kind = _rope(checkpoint.config), given.get("rope_type", given.get("type"))
     if rope is None or kind not in ("llama3", "longrope", "su"):
         return {}
     if kind == "llama3":
-        plain = rope_frequencies(_base(checkpoint.config, said), rope.part)
+        plain = rope_frequencies(_base(checkpoint.config, raw), rope.part)
         made = {"rope_freqs.weight": plain / np.array(rope.frequencies)}
     else:
         made = {f"rope_factors_{which}.weight": np.array(given[f"{which}_factor"]) for which in ("long", "short")}

@@ -43,8 +43,8 @@ SAMPLES = (
 )
 
 
-def vocabulary_of(tokenizer: Tokenizer, size: int, said: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a vocabulary with `size` tokens; `said` are the file's other keys."""
+def vocabulary_of(tokenizer: Tokenizer, size: int, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a vocabulary with `size` tokens; `metadata` are the file's other keys."""
     record = json.loads(tokenizer.to_json())
     found = _tokens(record, size)
     rules = _byte_pairs(record) or _sentence_pieces(record, found)
@@ -53,9 +53,9 @@ def vocabulary_of(tokenizer: Tokenizer, size: int, said: Mapping[str, Any]) -> d
         return found
     ends = tokenizer.encode("")
     for key, at in (("bos", 0), ("eos", -1)):
-        rules[f"{PREFIX}add_{key}_token"] = bool(ends) and ends[at] == said.get(f"{PREFIX}{key}_token_id")
+        rules[f"{PREFIX}add_{key}_token"] = bool(ends) and ends[at] == metadata.get(f"{PREFIX}{key}_token_id")
     whole = {**found, **rules}
-    if not _is_same(tokenizer, {**said, **whole}):
+    if not _is_same(tokenizer, {**metadata, **whole}):
         log.warning(
             "%s: GGUF's rules would give other tokens, so that llama.cpp will not read the file", tokenizer.source
         )

@@ -36,7 +36,7 @@ class NativeStep:
 
     def run(self, batch: Batch, pools: Pools, tokens: None = None) -> tuple[HostRows, Pools]:
         flat = [array for pair in pools for array in pair]
-        (page, place), table = batch.places, [batch.table]
+        (page, place), table = batch.page_slots, [batch.table]
         pages = [page]
         if batch.sliding is not None:
             table, pages = [batch.table, batch.sliding], [page, batch.sliding_page]

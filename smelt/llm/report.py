@@ -33,8 +33,8 @@ T = TypeVar("T")
 def describe(path: Path) -> dict[str, Any]:
     """A checkpoint's architecture, sizes and needs, and what is missing."""
     problems: list[dict[str, Any]] = []
-    if path.is_dir() and (said := files.encoder_config(path)) is not None:
-        return _describe_encoder(path, said)
+    if path.is_dir() and (raw := files.encoder_config(path)) is not None:
+        return _describe_encoder(path, raw)
     found = _attempt(problems, "checkpoint", lambda: files.open(path))
     record: dict[str, Any] = {"model": str(path), "kind": "gguf" if path.suffix.lower() == ".gguf" else "folder"}
     if found is None:
@@ -54,10 +54,10 @@ def describe(path: Path) -> dict[str, Any]:
     return {**record, "unsupported": problems}
 
 
-def _describe_encoder(path: Path, said: Mapping[str, Any]) -> dict[str, Any]:
+def _describe_encoder(path: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
     problems: list[dict[str, Any]] = []
     record: dict[str, Any] = {"model": str(path), "kind": "encoder"}
-    config = _attempt(problems, "configuration", lambda: read_encoder(said, str(path / "config.json")))
+    config = _attempt(problems, "configuration", lambda: read_encoder(raw, str(path / "config.json")))
     pooling = _attempt(problems, "pooling", lambda: read_pooling(path))
     tokenizer = _attempt(problems, "tokenizer", lambda: from_file(path / "tokenizer.json"))
     if config is not None:
@@ -112,7 +112,7 @@ def _traits(config: Config) -> list[str]:
     """The variants of a decoder's parts, as text."""
     windows = Counter(layer.window for layer in config.layers if layer.window is not None)
     experts = Counter(layer.experts for layer in config.layers if layer.experts is not None)
-    said = [
+    traits = [
         "RMSNorm" if config.norm == "rms" else "LayerNorm",
         f"{config.activation}, {'gated' if config.gated else 'plain'} MLP",
         "learned positions" if config.positions else "",
@@ -125,10 +125,10 @@ def _traits(config: Config) -> list[str]:
     ]
     turned = Counter(layer.rope is not None for layer in config.layers)
     if turned[True]:
-        said.append("RoPE" + (f" in {turned[True]} layers" if turned[False] else ""))
-    said += [f"window of {size} in {count} layers" for size, count in windows.items()]
-    said += [f"{each.used} of {each.count} experts in {count} layers" for each, count in experts.items()]
-    return [each for each in said if each]
+        traits.append("RoPE" + (f" in {turned[True]} layers" if turned[False] else ""))
+    traits += [f"window of {size} in {count} layers" for size, count in windows.items()]
+    traits += [f"{each.used} of {each.count} experts in {count} layers" for each, count in experts.items()]
+    return [each for each in traits if each]
 
 
 def _explain(path: Path, problems: list[dict[str, Any]]) -> None:
@@ -137,11 +137,11 @@ def _explain(path: Path, problems: list[dict[str, Any]]) -> None:
         return
     try:
         weights = weights_of.open(path)
-        said: Mapping[str, Any] = weights.config
-        if any(name in BY_ARCHITECTURE for name in said.get("architectures") or ()):
+        raw: Mapping[str, Any] = weights.config
+        if any(name in BY_ARCHITECTURE for name in raw.get("architectures") or ()):
             return
-        fields = Fields(said, str(path), HARMLESS)
-        as_llama = {name: value for name, value in said.items() if name in _LLAMA_FIELDS}
+        fields = Fields(raw, str(path), HARMLESS)
+        as_llama = {name: value for name, value in raw.items() if name in _LLAMA_FIELDS}
         config = read_config({**as_llama, "architectures": ["LlamaForCausalLM"]}, str(path))
     except SmeltError:
         return

@@ -30,7 +30,7 @@ _OLD = {
 def read_pooling(folder: Path) -> Pooling:
     """What a folder's files say; the mean over tokens where they say nothing."""
     modules = _json(folder / "modules.json")
-    said = _record(folder / "sentence_bert_config.json")
+    record = _record(folder / "sentence_bert_config.json")
     talks = _record(folder / "config_sentence_transformers.json")
     modes: tuple[str, ...] = ("mean",)
     steps: list[Normalise | Dense] = []
@@ -55,23 +55,23 @@ def read_pooling(folder: Path) -> Pooling:
     prompts, default = talks.get("prompts") or {}, talks.get("default_prompt_name")
     if not isinstance(prompts, Mapping) or not all(isinstance(each, str) for each in prompts.values()):
         raise ParseError(f"{folder}: prompts are texts", got=prompts)
-    most = said.get("max_seq_length")
+    most = record.get("max_seq_length")
     return Pooling(
         modes,
         tuple(steps),
         most if type(most) is int and most > 0 else None,
-        said.get("do_lower_case") is True,
+        record.get("do_lower_case") is True,
         dict(prompts),
         default if isinstance(default, str) and default in prompts else None,
     )
 
 
-def _modes(said: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    if said.get("include_prompt") is False:
+def _modes(record: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    if record.get("include_prompt") is False:
         raise UnsupportedError(f"{where}: include_prompt=false, prompts that are left out of the vector")
-    given = said.get("pooling_mode")
+    given = record.get("pooling_mode")
     if given is None:
-        found: Sequence[Any] = [mode for key, mode in _OLD.items() if said.get(f"pooling_mode_{key}") is True]
+        found: Sequence[Any] = [mode for key, mode in _OLD.items() if record.get(f"pooling_mode_{key}") is True]
     else:
         found = given if isinstance(given, list) else [given]
     found = found or ["mean"]
@@ -81,8 +81,8 @@ def _modes(said: Mapping[str, Any], where: str) -> tuple[str, ...]:
 
 
 def _dense(folder: Path) -> Dense:
-    said = _record(folder / "config.json")
-    name = str(said.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
+    record = _record(folder / "config.json")
+    name = str(record.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
     if name not in ACTIVATIONS:
         raise UnsupportedError(f"{folder}: unknown activation", expected=", ".join(ACTIVATIONS), got=name)
     weights = checkpoint.open(folder)

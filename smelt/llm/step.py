@@ -171,7 +171,7 @@ class Step:
     def run(self, batch: Batch, pools: Pools, tokens: Any = None) -> tuple[Rows, Pools]:
         given = batch.pad() if self._by_size else batch
         tokens = given.tokens if tokens is None else tokens
-        made = self._bound(tokens, pools, given.table, given.sequence, given.position, *given.places, given.rows)
+        made = self._bound(tokens, pools, given.table, given.sequence, given.position, *given.page_slots, given.rows)
         rows = DeviceRows(made) if self._picks else HostRows(made.logits.numpy(), made.states.numpy())
         return rows, made.pools
 

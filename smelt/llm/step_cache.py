@@ -40,8 +40,8 @@ def key_of(checkpoint: Checkpoint, precision: str) -> str | None:
         return None
     target = find_device().target()
     here = [json.dumps(target.as_json(), sort_keys=True), str(target.cores), " ".join(target.flags), _tuning(), stamps]
-    said = [VERSION, precision, repr(checkpoint.config), repr(held), *here]
-    return hashlib.blake2b("\0".join(said).encode(), digest_size=20).hexdigest()
+    parts = [VERSION, precision, repr(checkpoint.config), repr(held), *here]
+    return hashlib.blake2b("\0".join(parts).encode(), digest_size=20).hexdigest()
 
 
 def find(key: str, store: Store) -> NativeExecutable | None:
@@ -84,9 +84,9 @@ def _stamps(folder: Path) -> str:
 
 def _tuning() -> str:
     """What tuned schedules are there."""
-    said = os.environ.get("SMELT_TUNING", "")
-    path = kept.default().folder / TUNED if not said else Path(said)
+    setting = os.environ.get("SMELT_TUNING", "")
+    path = kept.default().folder / TUNED if not setting else Path(setting)
     try:
-        return f"{said} {hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()}"
+        return f"{setting} {hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()}"
     except OSError:
-        return said
+        return setting

@@ -27,7 +27,7 @@ def shapes_of(signature: Signature) -> list[str]:
 
 def stored_files(origin: Origin, precision: str) -> dict[str, Read]:
     """The files of a bundle besides its program."""
-    said, arrays = files_of_pooling(origin.read_pooling())
+    pooling_record, arrays = files_of_pooling(origin.read_pooling())
     record = {
         "format": FORMAT,
         "config": to_record(origin.config),
@@ -35,7 +35,7 @@ def stored_files(origin: Origin, precision: str) -> dict[str, Read]:
         "template": origin.template,
         "specials": dict(origin.specials),
         "fingerprint": origin.fingerprint(),
-        "pooling": said,
+        "pooling": pooling_record,
     }
     text = json.dumps(record, ensure_ascii=False, allow_nan=False)
     found: dict[str, Read] = {LANGUAGE: partial(text.encode, "utf-8"), **arrays}

@@ -22,10 +22,10 @@ def to_stored(
     path: str | Path, targets: Sequence[str], precision: str | None = None, cache: str | None = None
 ) -> tuple[StoredModel, int]:
     """What a bundle of a model holds, with code for any targets, and the bytes of the checkpoint's weights."""
-    if (said := files.encoder_config(path)) is not None:
+    if (raw := files.encoder_config(path)) is not None:
         if precision not in (None, "f32"):
             raise UnsupportedError(f"{path} is an encoder, which computes in f32", got=precision, remedy="leave it out")
-        return _encoder_to_stored(EncoderFolder.open(Path(path), said), targets)
+        return _encoder_to_stored(EncoderFolder.open(Path(path), raw), targets)
     precision = check_precision(precision or "q8")
     found = files.open(path)
     found = found.with_cache(cache or cache_type(found, precision)).with_own_pages()

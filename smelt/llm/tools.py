@@ -57,10 +57,10 @@ def parse_calls(text: str, convention: Convention) -> tuple[ToolCall, ...]:
     found: list[ToolCall] = []
     for part in _parts(text, convention):
         try:
-            said = json.loads(part)
+            parsed = json.loads(part)
         except (ValueError, RecursionError):
             return ()
-        for each in said if isinstance(said, list) else [said]:
+        for each in parsed if isinstance(parsed, list) else [parsed]:
             call = _call(each, convention)
             if call is None:
                 return ()
@@ -90,13 +90,13 @@ def _json_prefix(text: str) -> str:
     return begin[:end]
 
 
-def _call(said: Any, convention: Convention) -> ToolCall | None:
-    if not isinstance(said, Mapping) or not isinstance(said.get("name"), str):
+def _call(parsed: Any, convention: Convention) -> ToolCall | None:
+    if not isinstance(parsed, Mapping) or not isinstance(parsed.get("name"), str):
         return None
-    arguments = said.get(convention.arguments, said.get("arguments", said.get("parameters")))
+    arguments = parsed.get(convention.arguments, parsed.get("arguments", parsed.get("parameters")))
     if isinstance(arguments, str):  # some write the record as a text
         try:
             arguments = json.loads(arguments)
         except (ValueError, RecursionError):
             return None
-    return ToolCall(said["name"], arguments) if isinstance(arguments, Mapping) else None
+    return ToolCall(parsed["name"], arguments) if isinstance(arguments, Mapping) else None

@@ -101,7 +101,7 @@ class XlaStep(Step):
             return super().run(batch, pools, tokens)
         given = batch.pad()
         tokens = given.tokens if tokens is None else tokens
-        made = self._read(tokens, pools, given.table[0], given.position, *given.places, given.rows)
+        made = self._read(tokens, pools, given.table[0], given.position, *given.page_slots, given.rows)
         return DeviceRows(made), made.pools
 
     def _run_apart(self, batch: Batch, pools: Pools, counts: Array) -> tuple[Rows, Pools]:

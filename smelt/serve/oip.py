@@ -37,15 +37,15 @@ LONGEST = 1 << 53  # microseconds
 T = TypeVar("T")
 
 
-class IndexAsked(msgspec.Struct):
+class IndexRequest(msgspec.Struct):
     ready: bool = False
 
 
-class LoadAsked(msgspec.Struct):
+class LoadRequest(msgspec.Struct):
     parameters: dict[str, Any] = {}
 
 
-_INDEX, _LOAD = msgspec.json.Decoder(IndexAsked), msgspec.json.Decoder(LoadAsked)
+_INDEX, _LOAD = msgspec.json.Decoder(IndexRequest), msgspec.json.Decoder(LoadRequest)
 _encode = msgspec.json.Encoder().encode
 
 

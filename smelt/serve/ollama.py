@@ -40,7 +40,7 @@ LONGEST = 1e9  # seconds that a model stays; longer is for ever
 FOR_EVER = datetime(9999, 1, 1, tzinfo=UTC)
 
 
-class Asked(msgspec.Struct, kw_only=True):
+class OllamaRequest(msgspec.Struct, kw_only=True):
     model: str
     stream: bool = True
     options: dict[str, Any] = {}
@@ -50,37 +50,37 @@ class Asked(msgspec.Struct, kw_only=True):
     images: list[Any] | None = None
 
 
-class ChatAsked(Asked, kw_only=True):
+class OllamaChatRequest(OllamaRequest, kw_only=True):
     messages: list[dict[str, Any]] = []
 
 
-class GenerateAsked(Asked, kw_only=True):
+class OllamaGenerateRequest(OllamaRequest, kw_only=True):
     prompt: str = ""
     suffix: str | None = None
     system: str = ""
     raw: bool = False
 
 
-class EmbedAsked(msgspec.Struct, kw_only=True):
+class OllamaEmbedRequest(msgspec.Struct, kw_only=True):
     model: str
     input: str | list[str]
     keep_alive: float | str | None = None
 
 
-class OldEmbedAsked(msgspec.Struct, kw_only=True):
+class OllamaEmbeddingsRequest(msgspec.Struct, kw_only=True):
     model: str
     prompt: str
     keep_alive: float | str | None = None
 
 
-class ShowAsked(msgspec.Struct):
+class OllamaShowRequest(msgspec.Struct):
     model: str = ""
     name: str = ""
 
 
-_CHAT, _GENERATE = msgspec.json.Decoder(ChatAsked), msgspec.json.Decoder(GenerateAsked)
-_EMBED, _OLD_EMBED = msgspec.json.Decoder(EmbedAsked), msgspec.json.Decoder(OldEmbedAsked)
-_SHOW = msgspec.json.Decoder(ShowAsked)
+_CHAT, _GENERATE = msgspec.json.Decoder(OllamaChatRequest), msgspec.json.Decoder(OllamaGenerateRequest)
+_EMBED, _OLD_EMBED = msgspec.json.Decoder(OllamaEmbedRequest), msgspec.json.Decoder(OllamaEmbeddingsRequest)
+_SHOW = msgspec.json.Decoder(OllamaShowRequest)
 Form = Callable[[str, list[dict[str, Any]]], dict[str, Any]]  # text, calls of tools → fields of an answer
 
 
@@ -109,7 +109,7 @@ class Ollama:
         return await self.languages.open(request, _name(name))
 
     async def chat(self, request: Request) -> Response:
-        asked: ChatAsked = await self._read(request, _CHAT)
+        asked: OllamaChatRequest = await self._read(request, _CHAT)
         opened = await self._open(request, asked.model)
         if not asked.messages:
             return self._answer_load(request, asked, opened, {"message": _message("", [])})
@@ -121,7 +121,7 @@ class Ollama:
 
     async def generate(self, request: Request) -> Response:
         """A prompt through the chat template, as Ollama does; `raw` takes it as it is."""
-        asked: GenerateAsked = await self._read(request, _GENERATE)
+        asked: OllamaGenerateRequest = await self._read(request, _GENERATE)
         check_supported({"suffix": asked.suffix, "tools": asked.tools}, ("suffix", "tools"))
         opened = await self._open(request, asked.model)
         if not asked.prompt:
@@ -136,7 +136,7 @@ class Ollama:
     async def _answer(
         self,
         request: Request,
-        asked: Asked,
+        asked: OllamaRequest,
         opened: Opened,
         prompt: list[int],
         form: Form,
@@ -175,7 +175,7 @@ class Ollama:
         self.languages.catalogue.keep_alive(opened.name, seconds)
         return True
 
-    def _answer_load(self, request: Request, asked: Asked, opened: Opened, fields: dict[str, Any]) -> Response:
+    def _answer_load(self, request: Request, asked: OllamaRequest, opened: Opened, fields: dict[str, Any]) -> Response:
         """A request without text loads a model, or unloads it with `keep_alive` 0."""
         seconds = _seconds(asked.keep_alive)
         is_kept = self._keep(request, opened, asked.keep_alive, seconds)
@@ -183,7 +183,7 @@ class Ollama:
         return json_response({**_head(opened), **fields, "done": True, "done_reason": reason})
 
     async def embed(self, request: Request) -> Response:
-        asked: EmbedAsked = await self._read(request, _EMBED)
+        asked: OllamaEmbedRequest = await self._read(request, _EMBED)
         texts = [asked.input] if isinstance(asked.input, str) else asked.input
         started = time.perf_counter()
         name, rows, tokens = await self._embed(request, asked, texts)
@@ -191,12 +191,12 @@ class Ollama:
         return json_response({"model": name, "embeddings": rows, "total_duration": spent, "prompt_eval_count": tokens})
 
     async def embeddings(self, request: Request) -> Response:
-        asked: OldEmbedAsked = await self._read(request, _OLD_EMBED)
+        asked: OllamaEmbeddingsRequest = await self._read(request, _OLD_EMBED)
         _, rows, _ = await self._embed(request, asked, [asked.prompt])
         return json_response({"embedding": rows[0]})
 
     async def _embed(
-        self, request: Request, asked: EmbedAsked | OldEmbedAsked, texts: list[str]
+        self, request: Request, asked: OllamaEmbedRequest | OllamaEmbeddingsRequest, texts: list[str]
     ) -> tuple[str, Any, int]:
         seconds = _seconds(asked.keep_alive)
         opened = await self.languages.open_encoder(request, _name(asked.model))
@@ -220,7 +220,7 @@ class Ollama:
         return json_response({"models": rows})
 
     async def show(self, request: Request) -> Response:
-        asked: ShowAsked = await self._read(request, _SHOW)
+        asked: OllamaShowRequest = await self._read(request, _SHOW)
         opened = await self.languages.open_any(request, _name(asked.model or asked.name))
         about = opened.texts.about
         info = {"general.architecture": about.family, "context_length": about.context}

@@ -48,7 +48,7 @@ class LimitedProtocol(HttpToolsProtocol):
     _body: list[bytes] | None = None  # of a request that may be answered directly
     _found: tuple[DirectHandler, str, tuple[str, ...]] | None = None  # and by whom
     _had_direct = False  # whether what arrived last held one
-    _said: DirectHead | None = None  # the head of the last one, if the connection stays
+    _last_head: DirectHead | None = None  # the head of the last one, if the connection stays
     _known: KnownHead | None = None  # the same as bytes
     _idle_since: float | None = None  # on the loop's clock; None: a request is being read or answered
     on_lost: Callable[[], object] | None = None  # of the request that runs; pipelined ones wait
@@ -67,7 +67,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._in_head = True
         self._had_direct = self._has_progress = False
         self._is_large = len(data) > MAX_HEAD
-        self._said = None
+        self._last_head = None
         super().data_received(data)
         if is_start:
             self._learn(data)
@@ -192,14 +192,14 @@ class LimitedProtocol(HttpToolsProtocol):
         self._body, self._had_direct = None, True
         keep_alive = self.parser.should_keep_alive() and self.parser.get_http_version() != "1.0"
         client = self._forwarded_client() if b"x-forwarded-for" in headers else self.client
-        said = DirectHead(handler, path, parts, headers, client)
-        self._said = said if keep_alive else None
-        self._reply(said, accepted, body, keep_alive)
+        direct_head = DirectHead(handler, path, parts, headers, client)
+        self._last_head = direct_head if keep_alive else None
+        self._reply(direct_head, accepted, body, keep_alive)
         return True
 
     def _learn(self, data: bytes) -> None:
-        if self._said is not None:
-            self._known = learn_head(data, self._said)
+        if self._last_head is not None:
+            self._known = learn_head(data, self._last_head)
 
     def _repeat(self, known: KnownHead, data: bytes) -> bool:
         """Answer a request whose head is known without parsing it; False: it is another one."""
@@ -213,11 +213,11 @@ class LimitedProtocol(HttpToolsProtocol):
         self._reply(known.says, accepted, body, keep_alive=True)
         return True
 
-    def _reply(self, said: DirectHead, accepted: Any, body: bytes, keep_alive: bool) -> None:
+    def _reply(self, direct_head: DirectHead, accepted: Any, body: bytes, keep_alive: bool) -> None:
         self.cycle = reply = Reply(self, keep_alive)  # type: ignore[assignment]
         try:
             assert self.direct is not None
-            self.direct.answer_directly(WholeRequest(said, body), accepted, reply)
+            self.direct.answer_directly(WholeRequest(direct_head, body), accepted, reply)
         except Exception:  # a bug of ours, which the parser would take for a bad request
             self.logger.exception("Exception in a direct handler")
             reply.abort()

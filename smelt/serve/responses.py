@@ -18,7 +18,7 @@ from smelt.serve.tool_choice import ToolUse, choose_tools
 _dump = msgspec.json.Encoder().encode
 
 
-class Asked(msgspec.Struct, kw_only=True):
+class ResponsesRequest(msgspec.Struct, kw_only=True):
     model: str
     input: str | list[dict[str, Any]]
     instructions: str | None = None
@@ -34,7 +34,7 @@ class Asked(msgspec.Struct, kw_only=True):
     metadata: dict[str, str] | None = None
 
 
-_ASKED = msgspec.json.Decoder(Asked)
+_REQUEST = msgspec.json.Decoder(ResponsesRequest)
 
 
 class Responses:
@@ -48,7 +48,7 @@ class Responses:
 
     async def create(self, request: Request) -> Response:
         config = self.languages.config
-        asked = read_json(_ASKED, await request.body(config.max_body, config.body_timeout), "the request")
+        asked = read_json(_REQUEST, await request.body(config.max_body, config.body_timeout), "the request")
         kept = {"previous_response_id": asked.previous_response_id, "background": asked.background}
         check_supported(kept, ("previous_response_id", "background"))
         opened = await self.languages.open(request, asked.model)
@@ -88,7 +88,7 @@ def _format(text: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": said} if said.get("type") == "json_schema" else said
 
 
-def _messages(asked: Asked) -> list[dict[str, Any]]:
+def _messages(asked: ResponsesRequest) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     if asked.instructions:
         found.append({"role": "system", "content": asked.instructions})
@@ -122,7 +122,7 @@ def _content(content: Any) -> Any:
 
 
 class _Answer:
-    def __init__(self, asked: Asked, run: Generation, tools: ToolUse) -> None:
+    def __init__(self, asked: ResponsesRequest, run: Generation, tools: ToolUse) -> None:
         self.asked, self.run, self.tools = asked, run, tools
         self.id, self.message = f"resp_{secrets.token_hex(16)}", f"msg_{secrets.token_hex(16)}"
         self.created = int(time.time())

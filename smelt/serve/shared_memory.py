@@ -142,13 +142,13 @@ def _open(key: str) -> int:
 # ---- REST ----
 
 
-class RegisterAsked(msgspec.Struct):
+class RegisterRequest(msgspec.Struct):
     key: str
     byte_size: int
     offset: int = 0
 
 
-_REGISTER = msgspec.json.Decoder(RegisterAsked)
+_REGISTER = msgspec.json.Decoder(RegisterRequest)
 PREFIX = "/v2/systemsharedmemory"
 
 

@@ -31,16 +31,16 @@ MAX_REQUESTS = 1024  # of one batch
 PROTOCOLS = ["open-inference-protocol-v2", "openai", "ollama", "smelt-v1"]
 
 
-class Asked(msgspec.Struct):
+class SimpleRequest(msgspec.Struct):
     inputs: msgspec.Raw
     parameters: dict[str, Any] = {}
 
 
-class BatchAsked(msgspec.Struct):
-    requests: list[Asked]
+class BatchRequest(msgspec.Struct):
+    requests: list[SimpleRequest]
 
 
-_ASKED, _BATCH = msgspec.json.Decoder(Asked), msgspec.json.Decoder(BatchAsked)
+_REQUEST, _BATCH = msgspec.json.Decoder(SimpleRequest), msgspec.json.Decoder(BatchRequest)
 _BY_NAME = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ANYTHING: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
@@ -90,7 +90,7 @@ class Simple:
         started = time.perf_counter()
         version = await self._callable(request)
         body = await request.body(self.config.max_body, self.config.body_timeout)
-        asked = read_json(_ASKED, body, "the request")
+        asked = read_json(_REQUEST, body, "the request")
         return json_response(await request.while_connected(self._run(version, asked, started, _client(request))))
 
     async def infer_batch(self, request: Request) -> Response:
@@ -112,7 +112,7 @@ class Simple:
             raise RequestError(f"{name} is a language model", remedy="POST /v1/chat/completions, or /v1/completions")
         return version
 
-    async def _run(self, version: Version, asked: Asked, started: float, client: str) -> dict[str, Any]:
+    async def _run(self, version: Version, asked: SimpleRequest, started: float, client: str) -> dict[str, Any]:
         inputs = read_inputs(version, asked.inputs, self.config.max_elements)
         outcome = await self.service.infer(version.name, "", inputs, asked.parameters, started, client=client)
         outputs = {name: to_lists(array) for name, array in outcome.outputs.items()}
@@ -120,7 +120,9 @@ class Simple:
         answered = outcome.version
         return {"model": answered.name, "version": answered.version, "outputs": outputs, "ms": spent}
 
-    async def _run_or_report(self, version: Version, asked: Asked, started: float, client: str) -> dict[str, Any]:
+    async def _run_or_report(
+        self, version: Version, asked: SimpleRequest, started: float, client: str
+    ) -> dict[str, Any]:
         try:
             return await self._run(version, asked, started, client)
         except SmeltError as error:

@@ -26,14 +26,14 @@ IDLE = 600.0  # seconds for which a connection may stay silent
 REFUSED, GONE = 1008, 1001  # codes of closing: policy, going away
 
 
-class ChatAsked(ChatRequest, kw_only=True):
+class SocketChatRequest(ChatRequest, kw_only=True):
     model: str = ""
     messages: list[dict[str, Any]] = msgspec.field(default_factory=list)
     type: str = "chat"
     key: str = ""
 
 
-_ASKED = msgspec.json.Decoder(ChatAsked)
+_REQUEST = msgspec.json.Decoder(SocketChatRequest)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -60,7 +60,7 @@ class _Conversation:
     def __init__(self, sockets: Sockets, scope: Scope, receive: Receive, send: Send) -> None:
         self.sockets, self.receive, self.send = sockets, receive, send
         self.request = Request({**scope, "method": "GET"}, receive)
-        self.pending: ChatAsked | None = None  # a message that came while an answer ended
+        self.pending: SocketChatRequest | None = None  # a message that came while an answer ended
 
     async def run(self) -> None:
         while True:
@@ -81,22 +81,22 @@ class _Conversation:
             except SmeltError as error:
                 await self._say(_problem(error))
 
-    async def _next(self, seconds: float | None = None) -> ChatAsked | None:
+    async def _next(self, seconds: float | None = None) -> SocketChatRequest | None:
         """The client's next message; None where it has left."""
         async with asyncio.timeout(seconds):
             message = await self.receive()
         return None if message["type"] == "websocket.disconnect" else self._read(message)
 
-    def _read(self, message: Mapping[str, Any]) -> ChatAsked:
+    def _read(self, message: Mapping[str, Any]) -> SocketChatRequest:
         data = message.get("bytes") or (message.get("text") or "").encode()
-        asked = read_json(_ASKED, data, "the message")
+        asked = read_json(_REQUEST, data, "the message")
         if asked.type not in ("chat", "stop"):
             raise RequestError("unknown type of message", expected="chat or stop", got=asked.type[:80])
         if asked.type == "chat" and asked.key:
             self.request.headers[b"authorization"] = b"Bearer " + asked.key.encode("latin-1", "replace")
         return asked
 
-    async def _answer(self, asked: ChatAsked) -> bool:
+    async def _answer(self, asked: SocketChatRequest) -> bool:
         """Send one answer; False where the client has left. A `stop` that comes after the answer is nothing to do."""
         if asked.type == "stop":
             return True

@@ -90,7 +90,7 @@ def alone(model: LanguageModel, asked: Asked) -> Request:
     engine, request = engine_of(model, 8), asked.request(model.config.v)
     engine.add(request)
     while request.finish is None:
-        engine.turn()
+        engine.run_step()
     return request
 
 
@@ -112,7 +112,7 @@ def test_bits_do_not_depend_on_the_batch(model: LanguageModel, seed: int) -> Non
             engine.scheduler._most = always(chunk)
             if engine.scheduler.running and dice.random() < 0.05:
                 engine.scheduler.preempt(dice.choice(engine.scheduler.running))
-            engine.turn()
+            engine.run_step()
             now += 1
         pages = engine.pool.pages
         for each in (pages, pages.sliding or pages):

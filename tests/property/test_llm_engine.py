@@ -94,7 +94,7 @@ class HashStep:
         self.meanwhile()
         self.followed += tokens is not None
         (keys, values), *others = pools
-        page, place = batch.places
+        page, place = batch.page_slots
         keys[page, 0, 0, place] = batch.tokens if tokens is None else tokens
         values[page, 0, place, 0] = batch.position
         for near_keys, near_values in others:

@@ -290,7 +290,7 @@ def _select_and_scatter(frame: Frame, op: Op, operand: Array, source: Array, ini
         fold.ufunc.at(total, places, fold.widen(values))
         return fold.narrow(total).reshape(operand.shape)
     result = np.full(operand.size, init, init.dtype)
-    for group in _turns(places):
+    for group in _rounds(places):
         at = places[group]
         (result[at],) = frame.lanes(scatter, result[at], values[group])
     return result.reshape(operand.shape)
@@ -311,7 +311,7 @@ def _select_indices(frame: Frame, select: Region, operand: Array, window: Window
     return chosen
 
 
-def _turns(places: Array) -> list[Array]:
+def _rounds(places: Array) -> list[Array]:
     """Indices into `places`, in rounds: no round has a place twice, and each place's rounds are in order."""
     order = np.argsort(places, kind="stable")
     ordered = places[order]

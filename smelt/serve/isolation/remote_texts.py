@@ -170,13 +170,13 @@ class RemoteTexts(TextModel):
             try:
                 return msgspec.msgpack.decode(bytes(found.result), type=kind)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                raise self._report_babble() from error
+                raise self._refuse_unexpected() from error
         finally:
             self.stop(exchange)
 
     def _expect(self, found: T, is_right: bool) -> T:
         if not is_right:
-            raise self._report_babble()
+            raise self._refuse_unexpected()
         return found
 
     # ---- out ----
@@ -293,7 +293,7 @@ class RemoteTexts(TextModel):
 
     # ---- workers that end ----
 
-    def _report_babble(self) -> UnavailableError:
+    def _refuse_unexpected(self) -> UnavailableError:
         """The worker answers what was not asked: it is ended."""
         self._lose()
         return self._gone_error("answered what was not asked")

@@ -219,4 +219,4 @@ def test_a_server_that_is_not_running_is_an_error_with_a_remedy() -> None:
 def test_the_peers_of_diff_are_named() -> None:
     error = CliRunner().invoke(app, ["diff", str(DIGITS), "--against", "abacus"]).exception
     assert isinstance(error, SmeltError)
-    assert (error.expected or "").startswith("onnxruntime, ")
+    assert str(error.expected).startswith("onnxruntime, ")

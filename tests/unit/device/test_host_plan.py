@@ -16,7 +16,7 @@ from smelt.device.cuda_driver import _check
 from smelt.device.cuda_errors import explain_setup, explain_version
 from smelt.device.entry import DataCheck, Entry, SizeCheck
 from smelt.device.gpu_buffer import Block, GpuBuffer
-from smelt.device.gpu_program import MOST_GRAPHS, GpuAccount, GpuBound, GpuProgram, bring
+from smelt.device.gpu_program import MOST_GRAPHS, GpuAccount, GpuBound, GpuProgram, to_device
 from smelt.device.host_plan import MOST_BLOCKS, MOST_BYTES, PlanError, PlanProgram, Run
 from smelt.dtype import Array, dtype
 from smelt.errors import CancelledError, DeviceError, MemoryLimitError, RunError, ShapeError, SizeError, TimedOutError
@@ -598,9 +598,9 @@ def test_buffers() -> None:
     assert made.wait() is made
     assert driver.waited == 1
     assert made.__dlpack_device__() == (2, 3)
-    assert bring(driver, made, Shape("f32", 2, 3), "x") is made
+    assert to_device(driver, made, Shape("f32", 2, 3), "x") is made
     with pytest.raises(ShapeError):
-        bring(driver, made, Shape("f32", 3, 3), "x")
+        to_device(driver, made, Shape("f32", 3, 3), "x")
     address = made.address
     assert address in driver.allocated
     del made

@@ -20,7 +20,7 @@ from smelt.serve import language
 from smelt.serve.language import Generation
 from smelt.serve.openai import Chat, Completion, openai_problem, usage_of
 from smelt.serve.problems import RequestError, UnavailableError
-from smelt.serve.responses import Asked, _format, _messages, _tool
+from smelt.serve.responses import ResponsesRequest, _format, _messages, _tool
 from smelt.serve.text_model import Token
 from smelt.serve.tool_choice import ToolUse
 from tests.unit.serve.client import Client, Reply, model, serving
@@ -541,7 +541,7 @@ def test_inputs_of_responses() -> None:
         {"type": "function_call", "name": "f", "arguments": "{}", "call_id": "c"},
         {"type": "function_call_output", "call_id": "c", "output": 5},
     ]  # fmt: skip
-    assert _messages(Asked(model="m", input=items, instructions="be kind")) == [
+    assert _messages(ResponsesRequest(model="m", input=items, instructions="be kind")) == [
         {"role": "system", "content": "be kind"}, {"role": "system", "content": "s"},
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": ""}, {"type": "input_image"}]},
         {
@@ -550,7 +550,7 @@ def test_inputs_of_responses() -> None:
         },
         {"role": "tool", "tool_call_id": "c", "content": "5"},
     ]  # fmt: skip
-    assert _messages(Asked(model="m", input="hello")) == [{"role": "user", "content": "hello"}]
+    assert _messages(ResponsesRequest(model="m", input="hello")) == [{"role": "user", "content": "hello"}]
     assert _tool({"type": "function", "name": "f", "x": 1}) == {"type": "function", "function": {"name": "f", "x": 1}}
     for wrong in ({"type": "web", "name": "f"}, {"type": "function"}):
         with pytest.raises(RequestError, match="a tool is no function"):

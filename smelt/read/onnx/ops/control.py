@@ -77,10 +77,10 @@ def _tensor_value(g: Graph, item: Item) -> Value:
 
 # ---- loops in general ----
 
-Turn = Callable[[RegionBuilder, tuple[Value, ...]], Sequence[Value]]
+Iteration = Callable[[RegionBuilder, tuple[Value, ...]], Sequence[Value]]
 
 
-def while_loop(g: Graph, start: Sequence[Value], condition: Turn, body: Turn) -> list[Value]:
+def while_loop(g: Graph, start: Sequence[Value], condition: Iteration, body: Iteration) -> list[Value]:
     """`stablehlo.while`. A value whose size changes between iterations gets a symbol of its own."""
     types = [value.shape for value in start]
     own: set[Size] = set()  # symbols that stand for sizes that change
