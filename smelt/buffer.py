@@ -54,7 +54,7 @@ class Buffer(Protocol):
 
 
 class Destination(Protocol):
-    """Something that brings buffers to a device: a Platform."""
+    """What copies buffers to a device: a Platform."""
 
     def put(self, buffer: HostBuffer) -> Buffer: ...
 
@@ -80,7 +80,7 @@ class HostBuffer:
 
     @staticmethod
     def later(coming: Callable[[], Array], shape: Shape) -> HostBuffer:
-        """A buffer that is filled later: `coming` waits for the array, and raises what went wrong."""
+        """A buffer that is filled later: `coming` waits for the array, and raises its errors."""
         buffer = HostBuffer(None, shape, owns=True)
         buffer._coming = coming
         return buffer

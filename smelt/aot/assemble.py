@@ -44,7 +44,7 @@ MAIN = ("main",)
 
 @dataclass(slots=True)
 class Blob:
-    """Arrays one after the other, each aligned; equal ones are stored once."""
+    """Concatenated arrays, each aligned; equal ones are stored once."""
 
     parts: list[bytes] = field(default_factory=list)
     size: int = 0

@@ -100,7 +100,7 @@ def _size(shape: Shape, axis: int) -> int:
 
 
 def _pack(arrays: Mapping[str, Array]) -> tuple[bytes, dict[str, str]]:
-    """Arrays one after the other, aligned, and C pointers to them."""
+    """Concatenated arrays, aligned, and C pointers to them."""
     content, places = b"", {}
     for name, array in arrays.items():
         kind = _TYPES[array.dtype.str[1:]]

@@ -90,7 +90,7 @@ def _steps(given: Mapping[str, Any] | None, inner: str) -> list[Mapping[str, Any
 
 
 def _splits(given: Mapping[str, Any] | None) -> tuple[list[str], bool]:
-    """The patterns, one after the other, and whether bytes are spelt as characters."""
+    """The patterns, in order, and whether bytes are spelt as characters."""
     found: list[str] = []
     is_byte_level = False
     for step in _steps(given, "pretokenizers"):
@@ -126,7 +126,7 @@ def _normaliser(given: Mapping[str, Any] | None) -> dict[str, int]:
 
 
 def _texts(vocabulary: Mapping[str, int], added: Sequence[Any], size: int, is_byte_level: bool) -> dict[str, Array]:
-    """The bytes of every token, one after the other, and its kind."""
+    """The bytes of all tokens, concatenated, and their kinds."""
     size = max([size, *(number + 1 for number in vocabulary.values()), *(token["id"] + 1 for token in added)])
     texts, kinds = [b""] * size, np.zeros(size, np.uint8)
     for text, number in vocabulary.items():
@@ -190,7 +190,7 @@ def _first_symbols(vocabulary: Mapping[str, int], is_byte_level: bool, model: Ma
 
 
 def _code(programs: Sequence[Sequence[int]], code: Code) -> dict[str, Array]:
-    """The matcher's programs one after the other, and its sets as ranges."""
+    """The matcher's programs, concatenated, and its sets as ranges."""
     ranges = [edge for each in code.sets for pair in each for edge in pair]
     return {
         "starts": np.cumsum([0, *map(len, programs)]).astype(np.int32),

@@ -35,7 +35,7 @@ def messages(client: AsyncClient, model: str, words: int, tokens: int, seed: int
 
 
 def summarise(answers: Sequence[Streamed]) -> tuple[list[float], dict[str, Any]]:
-    """Seconds to the first token of each answer; and all that is said about the answers."""
+    """Seconds to the first token of each answer, and the statistics of all answers."""
     first, between, tokens = list[float](), list[float](), 0
     for each in answers:
         times = token_times(each)

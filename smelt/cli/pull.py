@@ -34,7 +34,7 @@ COLUMNS = (Column("model", True), Column("size"), Column("revision", True), Colu
 
 
 def pull(name: str, revision: str, pattern: str, as_json: bool) -> None:
-    """Bring a model into the store, or go on with it."""
+    """Download a model into the store, or resume."""
     if not is_name(name):
         raise FileError(
             "no name of a model",

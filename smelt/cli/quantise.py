@@ -1,4 +1,4 @@
-"""`smelt quantise`: a GGUF file or a folder as GGUF in a smaller format, with the loss that it brings, measured."""
+"""`smelt quantise`: a GGUF file or a folder as a smaller GGUF file, with the error it causes."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class Device(ABC):
     abi: int  # of the code; bundles record it
     baseline: str | None = None  # the target whose code runs on every device of the kind
     has_tunables: bool = True  # schedules of code that was built to be tuned change between calls
-    has_own_memory: bool = False  # then inputs and results may be `Buffer`s, and `copy` brings arrays there
+    has_own_memory: bool = False  # then inputs and results may be `Buffer`s, and `copy` uploads arrays
 
     @property
     def kind(self) -> str:
@@ -111,7 +111,7 @@ class Device(ABC):
 
     @abstractmethod
     def target(self, name: str | None = None) -> Target:
-        """The device that is here, as data: what the environment asks for, or `name`; `native`: as it is."""
+        """This machine's device as a target: as SMELT_TARGET or `name` says; `native`: as detected."""
 
     @abstractmethod
     def default_targets(self, *, int8: bool, bf16: bool) -> tuple[str, ...]:

@@ -175,7 +175,7 @@ class Cpu(Device):
 
 
 def _check_entry(library: ctypes.CDLL, entry: Entry, constants: Sequence[bytes | Array]) -> None:
-    """Compare what code states about itself (`NAME_abi`) with what is said about it."""
+    """Compare the ABI that the code states (`NAME_abi`) with the entry."""
     try:
         stated = ctypes.string_at(_symbol(library, f"{entry.name}_abi")).decode("ascii")
         for part in ("run", "measure"):

@@ -345,7 +345,7 @@ class CudaDriver:
             self._refuse(status, "a run")
 
     def _refuse(self, status: int, what: str) -> None:
-        """The error of a call that went past `cuda-bindings`."""
+        """The error of a direct call to the driver library."""
         self._check((self._cuda.CUresult(status),), what)
 
     # -- graphs --

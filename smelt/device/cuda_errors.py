@@ -81,7 +81,7 @@ def explain_version(version: int, compiler: int | None = None) -> str | None:
 
 
 def explain(name: str, what: str) -> SmeltError:
-    """The error for a status that is no success. `what`: the work that the driver was asked for."""
+    """The error for a status that is no success. `what`: the operation that failed."""
     if name == "OUT_OF_MEMORY":
         remedy = (
             "use smaller sizes, close models, or end other programs on the GPU (nvidia-smi); what is loaded works on"

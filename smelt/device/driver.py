@@ -1,6 +1,6 @@
 """Driver: the few calls of a GPU's driver that `host_plan` needs, as a protocol. `cuda_driver` implements it.
 
-Work is done in the order in which it is asked for; only `download` and `wait` wait for it.
+Work runs in the order of the calls; only `download` and `wait` block.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Driver(Protocol):
         ...
 
     def wait(self) -> None:
-        """Wait for the work; raises what went wrong."""
+        """Wait for the work; raises its errors."""
         ...
 
     def event(self) -> Any:
@@ -88,7 +88,7 @@ class Driver(Protocol):
         ...
 
     def is_done(self, event: Any) -> bool:
-        """Whether the work before a mark is done, without waiting for it; raises what went wrong."""
+        """Whether the work before a mark is done, without waiting for it; raises its errors."""
         ...
 
     def seconds(self, first: Any, second: Any) -> float:
@@ -96,7 +96,7 @@ class Driver(Protocol):
         ...
 
     def record(self, work: Callable[[], None]) -> Any:
-        """The launches and copies that `work` asks for, as a graph. They are not done."""
+        """Record the launches and copies of `work` as a graph, without running them."""
         ...
 
     def replay(self, graph: Any) -> None:

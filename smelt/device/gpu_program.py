@@ -119,7 +119,7 @@ def _constant(driver: Driver, given: bytes | Array) -> GpuBuffer:
 
 
 def to_device(driver: Driver, given: Any, shape: Shape, what: str) -> GpuBuffer:
-    """A buffer on the device: the same one where it is there already."""
+    """A buffer on the device; the same one if it is there already."""
     if isinstance(given, GpuBuffer):
         if given.client is not driver:
             raise RunError(f"{what} is on another device", remedy="bring it here: platform.put(buffer)")
@@ -168,7 +168,7 @@ class Recorded:
 class Prepared:
     """What a call with inputs of these shapes needs: the numbers of its plan; for every result the input whose memory
     it takes (-1: memory of its own), its shape (None: it depends on data) and its bytes; where the addresses of buffers
-    come from; and the bytes that a call takes. `key` tells the sizes of calls apart."""
+    come from; and the bytes that a call takes. `key` identifies the sizes of a call."""
 
     inputs: tuple[Shape, ...]
     sized: Sized
@@ -400,7 +400,7 @@ class GpuBound:
         return [there[at] if at >= 0 else arena + offset if at == -2 else 0 for at, offset in known.table]
 
     def _run(self, run: Run, results: Sequence[GpuBuffer | None], key: tuple[int, ...]) -> Arrays:
-        """Ask for the work of a call."""
+        """Enqueue the work of a call."""
         try:
             if GRAPHS and self._program.plan.segments:
                 self._replay(run, key)

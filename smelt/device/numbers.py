@@ -66,7 +66,7 @@ def read_array(text: bytes, start: int, count: int, integers: bool) -> tuple[Arr
 def cut_arrays(text: bytes, key: bytes) -> tuple[bytes, list[bytes]]:
     """JSON without the arrays that are values of a key, each replaced by `PLACE`; and these arrays.
 
-    They are found by their brackets, so an array with strings may be cut in the wrong place. An array that
+    They are found by their brackets, so an array with strings may be cut at the wrong position. An array that
     `read_numbers` can read was cut right: behind a key there is exactly one array that begins there. Nothing is cut
     from a text that has a string like `PLACE` itself, or more than `MOST_ARRAYS`.
     """

@@ -32,7 +32,7 @@ def find(key: str) -> bytes | None:
 
 
 def discard(key: str) -> None:
-    """XLA cannot load what is kept under a key: the next program takes its place."""
+    """Remove an entry that XLA cannot load; the next program replaces it."""
     cache.default().discard(key)
 
 

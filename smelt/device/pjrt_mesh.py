@@ -138,7 +138,7 @@ class MeshClient:
             self._peak = max(self._peak, self._used)
 
     def free_memory(self) -> int | None:
-        """Bytes that are free on all devices together, counting the fullest for each; None where they do not tell."""
+        """Bytes that are free on all devices together, counting the fullest for each; None if unknown."""
         found = [device.memory_stats() or {} for device in self._devices] if self.platform != "cpu" else [{}]
         if not all("bytes_limit" in each for each in found):
             return None

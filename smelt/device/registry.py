@@ -18,7 +18,7 @@ HOST = "cpu"  # what `auto` stands for
 
 
 def _cuda(*number: int) -> Any:
-    """Imported when asked for: most processes have no GPU."""
+    """Imported on first use: most processes have no GPU."""
     return import_module("smelt.device.cuda").Cuda(*number)
 
 

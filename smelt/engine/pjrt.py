@@ -134,7 +134,7 @@ class PjrtEngine:
         return self.client.stats()
 
     def free_memory(self) -> int | None:
-        """Bytes that are free on the device, where it tells."""
+        """Free bytes on the device, if known."""
         client = self.client
         if not isinstance(client, pjrt.Client) or client.counts:
             return None

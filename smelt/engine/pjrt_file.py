@@ -43,7 +43,7 @@ class Saved(Frozen):
 
 
 def write(saved: Saved, platform: str, version: str) -> bytes:
-    """magic, digest of the rest, length of the header, header (JSON), blobs one after the other."""
+    """magic, digest of the rest, length of the header, header (JSON), blobs."""
     blobs = [blob for _, blob in (*saved.main_programs, *saved.prepare_programs)]
     header = {
         "platform": platform,

@@ -81,7 +81,7 @@ class MeshEngine:
         return self.client.stats()
 
     def free_memory(self) -> int | None:
-        """Bytes that are free on all devices together, where they tell: as many on each as on the fullest."""
+        """Bytes that are free on all devices together, if known: as many on each as on the fullest."""
         return self.client.free_memory()
 
 

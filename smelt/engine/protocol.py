@@ -67,7 +67,7 @@ class Platform(Frozen, Generic[P]):
         return self.engine.put(buffer) if isinstance(self.engine, Placing) else buffer
 
     def stage(self, largest: int) -> AbstractContextManager[Callable[[Stored], Buffer]]:
-        """What brings tensors to this device; they stay mapped where the engine works in host memory."""
+        """What uploads tensors to this device; for an engine in host memory they stay mapped."""
         if isinstance(self.engine, Placing):
             return self.engine.stage(largest)
         return nullcontext(lambda stored: HostBuffer(stored.fetch(), stored.shape, owns=False))

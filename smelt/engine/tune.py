@@ -54,7 +54,7 @@ Report = Callable[[float, str], None]  # seconds spent, current activity
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result for a key: its share of a call's time, the schedule to use, and how many of how many were tried."""
+    """The result for a key: its fraction of a call's time, the schedule to use, and how many candidates were tried."""
 
     key: KernelKey
     share: float

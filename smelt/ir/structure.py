@@ -1,4 +1,4 @@
-"""What a program says, apart from names and places: equality, the first difference, a fingerprint, and keys for CSE.
+"""Structure of programs without names and locations: equality, the first difference, a fingerprint, and keys for CSE.
 
 Values are numbered in the order in which they are defined; value names and locations are ignored, sizes and attributes
 compare exactly, constants by digest. Everything is iterative and linear in the number of ops.
@@ -36,7 +36,7 @@ def same(a: Program | Func, b: Program | Func) -> bool:
 
 
 def difference(a: Program | Func, b: Program | Func) -> str | None:
-    """The first place where two programs differ, or None."""
+    """The first difference of two programs, or None."""
     for x, y in zip_longest(_items(a), _items(b)):
         if x is None or y is None or x.key != y.key:
             return "\n".join(_describe(side, item) for side, item in (("first ", x), ("second", y)))

@@ -49,18 +49,18 @@ def load(
 ) -> LanguageModel:
     """A language model from a Hugging Face folder, a GGUF file or a bundle, ready to answer.
 
-    `org/name` is a model that `smelt pull` has brought; nothing is downloaded here.
+    `org/name` is a model that `smelt pull` downloaded; nothing is downloaded here.
 
-    `context` is how many tokens a sequence may have, at most what the model was made for. With `precision="f32"`
-    everything is computed in f32: block-quantised weights are opened once, when they are bound. With "q8", the default
-    of the native engine, they stay as they are and multiply activations that are rounded to 8 bits. `cache` is the type
-    of keys and values in memory: "f32", "f16", "bf16" or "int8", which is the default on processors where activations
-    are rounded to 8 bits.
+    `context` is the maximum length of a sequence in tokens, at most what the model was trained for. `precision="q8"`,
+    the default of the native engine, keeps block-quantised weights as they are and rounds activations to 8 bits; "f32"
+    dequantises the weights once, when they are bound. `cache` is the element type of keys and values: "f32", "f16",
+    "bf16" or "int8", the default on CPUs where activations are rounded to 8 bits. A bundle has its precision and cache
+    type already.
+
     Weights, steps and cache stay within `memory_limit`; a model that cannot is refused before anything is loaded. Up to
-    `sequences` (64) requests are computed at once. The folder of an encoder gives an `EmbeddingModel`, which has
-    `embed`, or a `CrossEncoder`, which has `score`. A bundle has its precision and its type of keys and values already.
-    With `devices` the model is split over that many devices through pjrt (tensor parallelism); a `mesh` says itself
-    which axes are split (docs/llm.md).
+    `sequences` (64) requests are computed at once. With `devices` the model is split over that many devices through
+    pjrt (tensor parallelism); `mesh` chooses the axes (docs/llm.md). The folder of an encoder gives an
+    `EmbeddingModel`, which has `embed`, or a `CrossEncoder`, which has `score`.
     """
     given: dict[str, Any] = {"device": device, "engine": engine, "context": context, "precision": precision}
     given |= {"cache": cache, "memory_limit": memory_limit, "sequences": sequences, "devices": devices, "mesh": mesh}

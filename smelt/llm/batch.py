@@ -1,4 +1,4 @@
-"""What one step of a decoder computes, and what computes it: `Batch`, `Stepping`. No compiler here."""
+"""One step of a decoder: its inputs (`Batch`) and what runs it (`Stepping`). Nothing here compiles."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from smelt.llm.config import LONG, PAGE
 from smelt.llm.pages import Sequence as Pages
 from smelt.llm.sample import Sampler
 
-CHUNK = 512  # tokens that one step reads at most
+CHUNK = 512  # most tokens per step
 
 Pools = list[tuple[Any, Any]]  # keys [p, g, k, o] and values [p, g, o, k] of each layer
 
 
 class Rows(Protocol):
-    """What a step gives for the rows that were asked for; a device's memory is read where it is asked for."""
+    """Results of a step for the requested rows. Device memory is read on first access."""
 
     @property
     def logits(self) -> Array:
@@ -33,22 +33,22 @@ class Rows(Protocol):
 
     @property
     def is_drawn(self) -> bool:
-        """Whether the picked tokens are what samplers would choose, and not the likeliest ones."""
+        """Whether the picked tokens were sampled on the device; else they are the most likely ones."""
         ...
 
     def best(self, row: int) -> int | None:
-        """The token of a row that the step has picked, if its logits are finite."""
+        """The token that the step picked for a row, if its logits are finite."""
         ...
 
     @property
     def picked(self) -> Any:
-        """The picked tokens, i32[r], where the next step can read them; None: nothing is picked."""
+        """The picked tokens, i32[r], in memory that the next step reads; None: the step picks none."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class HostRows:
-    """Rows in host memory: nothing is picked."""
+    """Rows in host memory, without picked tokens."""
 
     logits: Array
     states: Array
@@ -60,7 +60,7 @@ class HostRows:
 
 
 class Generating(Protocol):
-    """A request that generates: its tokens so far, how the next one is chosen, and where its keys and values are."""
+    """A decoding request: its tokens so far, its sampler, and its pages."""
 
     @property
     def tokens(self) -> list[int]: ...
@@ -73,7 +73,7 @@ class Generating(Protocol):
 
 
 class Decoding(Protocol):
-    """A run of steps of the same sequences, one token of each per step, which the device feeds to the next step."""
+    """A run of decode steps for a fixed group of sequences. Each step's tokens stay on the device for the next one."""
 
     @property
     def room(self) -> int:
@@ -81,19 +81,19 @@ class Decoding(Protocol):
         ...
 
     def fits(self, sequences: int) -> bool:
-        """Whether a run of this many sequences would be no faster."""
+        """Whether the slots fit this many sequences well: a new run would be no faster."""
         ...
 
     def step(self) -> Rows:
-        """Begin a step, whose rows are those of the sequences."""
+        """Start a step; its rows are the sequences."""
         ...
 
     def note_pages(self) -> None:
-        """Look at the pages that the sequences have now; called whenever pages were reserved."""
+        """Update the page tables; called after pages were reserved."""
         ...
 
     def save(self, pools: Pools) -> Pools:
-        """The pools with the new keys and values. The given pools are gone, and the run is over."""
+        """End the run: the pools with the new keys and values. The given pools are consumed."""
         ...
 
 

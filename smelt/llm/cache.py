@@ -25,7 +25,7 @@ SEQUENCES = 64  # that run at once
 
 
 class Pool:
-    """Pages with their arrays; `put` brings an array to where steps compute."""
+    """Pages with their arrays; `put` copies an array to the device that computes."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Pool:
         self._arrays = arrays
 
     def discard(self) -> None:
-        """The content is gone; sequences must be freed and computed again."""
+        """Drop the content: sequences must be freed and recomputed."""
         self._arrays = None
 
     def read(self, layer: int, pages: list[int]) -> tuple[Array, Array]:
@@ -110,7 +110,7 @@ class Pool:
         return as_array(keys)[pages], as_array(values)[pages]
 
     def write(self, content: list[dict[int, tuple[Array, Array]]]) -> None:
-        """Put pages of every layer. Where that fails, the content of all pages is gone."""
+        """Write pages of every layer. If that fails, the content of all pages is lost."""
         try:
             self._write(content)
         except BaseException:

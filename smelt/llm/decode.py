@@ -54,12 +54,12 @@ class SlotPrograms:
 
     @cached_property
     def greedy(self) -> Any:
-        """A step that picks the likeliest tokens."""
+        """A greedy step."""
         return self._compile("decode_step")
 
     @cached_property
     def drawing(self) -> Any:
-        """A step that draws tokens."""
+        """A step that samples tokens."""
         return self._compile("draw_step", Draw("f32[s=S]", "i32[s=S]", "f32[s=S]", "f32[s=S]", "f32[s=S]"))
 
     def _compile(self, name: str, *more: Any) -> Any:
@@ -178,7 +178,7 @@ class DecodeRun:
         return DecodedRows(made)
 
     def note_pages(self) -> None:
-        """Remember who has which page. A page that was given back since keeps its content until another has it."""
+        """Note which sequence owns which page. A page that was freed since keeps its content until it is reused."""
         for slot, (each, first) in enumerate(zip(self._sequences, self._first, strict=True)):
             for number in range(max(first, each.gone), len(each.pages)):
                 self._owners[each.pages[number]] = slot, number
@@ -195,7 +195,7 @@ class DecodeRun:
 
 @dataclass(slots=True)
 class Draws:
-    """What the sequences of a run ask for, and their random numbers, step by step."""
+    """The sampling parameters of a run's sequences, and their random numbers for each step."""
 
     samplers: list[Sampler]
     positions: list[int]  # of the next tokens
@@ -203,7 +203,7 @@ class Draws:
 
     @staticmethod
     def of(requests: Sequence[Generating], slots: int, vocabulary: int) -> Draws | None:
-        """None where all take the likeliest token."""
+        """None if all sequences decode greedily."""
         samplers = [each.sampler for each in requests if each.sampler is not None]
         asked = [each.sampling for each in samplers]
         if all(each.temperature == 0 for each in asked):

@@ -2,7 +2,7 @@
 
 In: a `Config`, and how each weight is stored (an element type, or blocks). `Decoder.step` is the one function that is
 compiled: it reads new tokens of any number of sequences, writes their keys and values into pages and gives logits of
-the rows that are asked for. Prefill, decode and scoring are the same program at different sizes. `decode_step` is for
+the requested rows. Prefill, decode and scoring are the same program at different sizes. `decode_step` is for
 XLA: one token of each sequence, over caches without pages (`slots`). Axes: s new tokens, h heads, g heads of keys and
 values, k depth, p pages, o positions in a page, b sequences, m pages of a sequence, t positions of a slot, d width, f
 width of the MLP, e experts, v vocabulary, r rows of logits.
@@ -35,7 +35,7 @@ Cache = tuple[Tensor, Tensor]  # keys [p, g, k, o] and values [p, g, o, k] of a 
 
 
 class Picked(NamedTuple):
-    """What a step gives that picks the likeliest tokens, too."""
+    """Results of a step that also picks the most likely tokens."""
 
     best: Any  # i32[r]
     top: Any  # their logits, f32[r]
@@ -115,7 +115,7 @@ def _angles(frequencies: Sequence[float], positions: Tensor) -> Tensor:
 
 
 def _take_rows(x: Tensor, rows: Tensor | None) -> Tensor:
-    """The rows of tokens that are asked for; all of them without `rows`."""
+    """The requested rows; all of them without `rows`."""
     return x if rows is None else x.take(rows, "s").rename(r="s")
 
 

@@ -1,7 +1,7 @@
 """A token from logits, on a device: temperature, top-k, top-p and min-p, as `sample.Sampler` does on the host.
 
-In: logits [s, v], what each row asks for, and a random number of each. Out: tokens i32[s]. Limits are thresholds that
-bisection finds, since sorting a vocabulary takes longer than some thirty sums. Called by `decoder`.
+In: logits [s, v], and the sampling parameters and a random number of each row. Out: tokens i32[s]. Limits are
+thresholds found by bisection, since sorting a vocabulary takes longer than some thirty sums. Called by `decoder`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BITS = 31  # of the distance of a score from the greatest one: f32 that are not 
 
 
 class Draw(NamedTuple):
-    """What each row asks for, [s] each."""
+    """Sampling parameters of each row, [s] each."""
 
     temperature: Any  # f32; 0: the likeliest token
     top_k: Any  # i32; the size of the vocabulary: no limit

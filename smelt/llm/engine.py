@@ -1,7 +1,7 @@
-"""The engine: one thread that plans, runs and takes in steps while there are requests.
+"""The engine: one thread that schedules steps, runs them and delivers their tokens while there are requests.
 
-`submit` and `cancel` may be called by any thread; what they ask for happens between steps. A step that fails ends the
-requests in it with the error and leaves the others: their pages are computed again.
+`submit` and `cancel` may be called from any thread; they take effect between steps. A step that fails ends its
+requests with the error; the other requests are recomputed.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Engine:
             self._changed.notify_all()
 
     def between_steps(self, act: Callable[[], T]) -> T:
-        """Call a function while no step runs. Where it fails and the cache is lost, what runs is computed again."""
+        """Call a function while no step runs. If it fails and the cache is lost, running requests are recomputed."""
         with self._changed:
             self._guests += 1
             try:
@@ -136,14 +136,14 @@ class Engine:
             self._run(parts)
 
     def run_step(self) -> int:
-        """One step on the caller's thread, where no thread of our own works; how many tokens it computed."""
+        """Run one step on the caller's thread, without a thread of our own; the number of tokens computed."""
         assert self._thread is None, "one thread works"
         parts = self._plan()
         self._run(parts)
         return sum(part.count for part in parts)
 
     def add(self, *requests: Request) -> None:
-        """`submit` for a caller that takes turns itself."""
+        """`submit` for a caller that runs the steps itself."""
         for request in requests:
             self._check_room(request)
         self._add(requests)
@@ -162,7 +162,7 @@ class Engine:
         return self.scheduler.plan()
 
     def _run(self, parts: list[Part]) -> None:
-        """Run a step, and those that can follow it: the next ones run while the tokens of one are taken in."""
+        """Run a step and those that can follow it: the next steps run while the tokens of one are processed."""
         if not parts or not self._read_last(parts):
             return
         try:
@@ -282,7 +282,7 @@ class Engine:
         return all(part.count == 1 and part.is_last and _goes_on(part.request, count, now) for part in last.parts)
 
     def _take_in(self, step: Launched) -> None:
-        """Give the requests of a step what it computed."""
+        """Deliver a step's results to its requests."""
         self._unread = step
         if step.batch is None or len(step.batch.rows):
             step.made.best(0)  # the error of a step that failed on a device is raised here: it is no request's own
@@ -327,7 +327,7 @@ class Engine:
         return found
 
     def _fail(self, parts: list[Part], error: BaseException) -> None:
-        """End the requests of a step; the others are computed again, since the cache is lost."""
+        """Fail the requests of a step; the others are recomputed, since the cache is lost."""
         with self._changed:
             for part in parts:
                 part.request.end("error", error)

@@ -64,7 +64,7 @@ class Family:
     softcap: bool = False  # of attention scores
     final_softcap: bool = False  # of logits
     tied: bool = False  # unless the file says otherwise
-    partial: bool = False  # plain rotary positions may turn a part of each head; scaled ones may in every family
+    partial: bool = False  # unscaled RoPE may rotate a part of each head; scaled RoPE may in every family
     windows: str = ""  # which layers have one; see `_windows`
     scale: str = ""  # a field whose inverse root scales the scores
     gguf_interleaved: bool = False  # GGUF files have rows of Q and K permuted, pairs are neighbours
@@ -291,7 +291,7 @@ def family_of(config: Mapping[str, Any], where: str) -> Family:
 
 def read_config(config: Mapping[str, Any], where: str, context: int | None = None, partial: bool = False) -> Config:
     """What a `config.json` says. `context`: how many positions are wanted, where the scaling depends on it; `partial`:
-    rotary positions may turn a part of each head whatever the family."""
+    RoPE may rotate a part of each head whatever the family."""
     family = family_of(config, where)
     if family.name == "gpt2":
         config = _rename_gpt2(config, where)

@@ -1,4 +1,4 @@
-"""A GGUF file's metadata → `Config`: metadata in `config.json`'s words first, so that families read one form.
+"""A GGUF file's metadata → `Config`, through the fields of a `config.json`, so that families read one form.
 
 What differs is put right here: GGUF's Llama has rows of Q and K permuted (pairs of RoPE are neighbours), Gemma's norms
 have their offset added already, frequencies' factors are a tensor.

@@ -1,7 +1,7 @@
 """A Hugging Face folder as the content of a GGUF file: metadata, and tensors under GGUF's names. `quantise` writes it.
 
 The tokenizer goes along whole, as `tokenizer.huggingface.json`, and as llama.cpp reads it (`gguf_vocabulary`). What
-GGUF has no word for is refused: what was written is read back and compared with the folder's configuration.
+GGUF cannot express is refused: what was written is read back and compared with the folder's configuration.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Answers of a given form: JSON schemas, regular expressions and grammars through the package `llguidance`.
+"""Constrained decoding: JSON schemas, regular expressions and grammars, through the package `llguidance`.
 
 `Grammars` compiles one for a model's vocabulary; a `Grammar` follows one answer and says which tokens may come next.
-Whatever goes wrong ends the request with an error: nothing is generated without the constraint that was asked for.
+Any failure ends the request with an error: nothing is generated without its constraint.
 """
 
 from __future__ import annotations

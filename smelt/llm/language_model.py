@@ -41,8 +41,8 @@ Prompt = str | Sequence[int]
 
 
 class LanguageModel:
-    """A decoder with its weights, tokenizer and chat template. Threads and coroutines may share it: what they ask for
-    is computed together."""
+    """A decoder with its weights, tokenizer and chat template. Threads and coroutines may share it: their requests
+    are batched."""
 
     def __init__(self, checkpoint: Origin, step: Stepping, engine: Engine, context: int, name: str = "") -> None:
         self.checkpoint = checkpoint
@@ -98,7 +98,7 @@ class LanguageModel:
     # ---- generating ----
 
     def generate(self, prompt: Prompt, **options: Any) -> Answer:
-        """Complete a text or tokens. Without options the likeliest token each time.
+        """Complete a text or tokens; greedily without options.
 
         `max_tokens` (128), `stop` strings, before which the text ends, `ignore_end` (go on after the model's end
         tokens), `n` answers (`.alternatives`), `timeout` in seconds, `client` (those who share a model are served
@@ -135,7 +135,7 @@ class LanguageModel:
         return EmittedRun(self._engine, self._requests(prompt, options))
 
     def on_step(self, act: Callable[[], object]) -> None:
-        """Have a function called on the engine's thread when the pieces of a step were given out."""
+        """Call a function on the engine's thread after the tokens of each step were delivered."""
         self._engine.after_step = act
 
     def chat(
@@ -188,7 +188,7 @@ class LanguageModel:
         )
 
     def load_cache(self, path: str | Path) -> int:
-        """Prompts that begin as the one in a file need not be computed; how many tokens that are."""
+        """Load a prompt's keys and values, so that prompts with the same beginning skip it; the number of tokens."""
         return self._engine.between_steps(
             lambda: prompt_cache.load(Path(path), self._engine.pool, self.config, self.fingerprint)
         )

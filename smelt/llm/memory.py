@@ -1,4 +1,4 @@
-"""How much memory a language model needs, and how many pages its cache may have: planned before anything is loaded."""
+"""The memory of a language model and the number of pages of its KV cache, planned before anything is loaded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEFAULT_CONTEXT = 1 << 15  # tokens, where a model allows more
 
 
 def choose_context(config: Config, context: int | None) -> int:
-    """How many tokens a sequence may have."""
+    """The maximum length of a sequence in tokens."""
     most = config.longest
     wanted = min(most, DEFAULT_CONTEXT) if context is None else context
     if type(wanted) is not int or not 1 <= wanted <= most:

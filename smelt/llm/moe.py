@@ -1,7 +1,7 @@
 """A mixture of experts as the MLP of a layer: a router chooses, the chosen experts' outputs are added up.
 
-Every expert computes every token, and those that were not chosen count zero: right for all sizes, and slow for many
-experts until there is a grouped GEMM.
+Every expert computes every token, and experts that were not chosen are weighted by zero: correct for all sizes, and
+slow for many experts until there is a grouped GEMM.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Mixture(Model):
         return hidden.dot(self.down_experts.dense(), "e f")
 
     def _shares(self, x: Tensor) -> Tensor:
-        """How much each expert counts for each token, f32[s, e]; 0 for those that were not chosen."""
+        """The routing weight of each expert for each token, f32[s, e]; 0 for experts that were not chosen."""
         chosen, places = self.router(x).softmax("e").top_k(self._experts.used, "e")
         if self._experts.normalise:
             chosen = chosen / chosen.sum("e")

@@ -1,4 +1,4 @@
-"""What a request may ask for: `Options.of` sorts keywords into these and `Sampling`, and refuses unknown ones."""
+"""Options of a request: `Options.of` splits keywords into these and `Sampling`, and refuses unknown ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_ALTERNATIVES = 256
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a request may ask for besides `Sampling`."""
+    """Options of a request besides `Sampling`."""
 
     max_tokens: int = 128
     stop: str | Sequence[str] = ()

@@ -1,4 +1,4 @@
-"""Which page of the KV cache belongs to whom: pages with reference counts, shared prefixes, least recently used.
+"""Ownership of the KV cache's pages: reference counts, shared prefixes, LRU reuse.
 
 A full page is known by the hash of all tokens up to its end (a chain, salted by the model), so a sequence that begins
 as another one did takes its pages. Full pages are never written again. A page without references keeps its content
@@ -286,7 +286,7 @@ class Pages:
             self.sliding.free(sequence.sliding)
 
     def forget(self) -> None:
-        """Nothing is known any more: the content is gone."""
+        """Forget all pages: their content is lost."""
         self.take_copies()
         self._tails.clear()
         self._free += self._idle

@@ -1,4 +1,4 @@
-"""Tensor parallelism: which axes of a decoder are split over the devices of a mesh. `load(…, devices=N)` asks for it.
+"""Tensor parallelism: which axes of a decoder are split over the devices of a mesh. `load(…, devices=N)` uses it.
 
 Heads (`e` of projections, `g` of caches), the width of MLPs (`f`), experts (`e`) and the vocabulary (`v`) are split.
 XLA adds partial sums. An axis that the devices do not divide evenly is whole on each of them.

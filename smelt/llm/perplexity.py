@@ -1,4 +1,4 @@
-"""How well a model expects a text: the exponential of the mean negative log-likelihood of its tokens."""
+"""Perplexity of a model on a text: the exponential of the mean negative log-likelihood of its tokens."""
 
 from __future__ import annotations
 

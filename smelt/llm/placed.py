@@ -48,7 +48,7 @@ class Placed:
 
 
 def place_weights(checkpoint: Checkpoint, platform: Platform[Program], precision: str) -> Placed:
-    """Copy all weights to the device and convert them there, one after the other. On a mesh each is split as the axes
+    """Copy all weights to the device and convert them there, one at a time. On a mesh each is split as the axes
     of the decoder's parameter say, and matrices are not merged: devices would have parts of one of them only."""
     weights, mesh = checkpoint.weights, platform.engine.mesh if isinstance(platform.engine, MeshEngine) else None
     merged = merge_names(weights) if mesh is None else {name: (name,) for name in weights}
@@ -123,7 +123,7 @@ def merge_names(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """Weights, one after the other along their first axis, as dense numbers; transposed where asked."""
+    """Weights concatenated along their first axis, dequantised, and transposed if wanted."""
 
     shapes: tuple[Shape, ...]
     blocks: tuple[str | None, ...]  # the format of each that has one

@@ -1,4 +1,4 @@
-"""What a checkpoint of a language model is, and everything that stands between it and an answer: `smelt inspect`.
+"""What a language model's checkpoint is, and everything that keeps it from running: `smelt inspect`.
 
 In: a path. Out: one record, ready for JSON; `unsupported` lists every obstacle that was found, not only the first.
 """

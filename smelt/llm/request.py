@@ -1,4 +1,4 @@
-"""One sequence that the engine completes or scores: what was asked, what is done, and what came out.
+"""One request of the engine, a sequence to complete or to score: its prompt, its progress and its result.
 
 The scheduler reads `pending` and gives pages; the engine calls `accept` with logits. `emit` takes `Piece`s on the
 engine's thread, and None at the end.
@@ -40,7 +40,7 @@ class Answer:
     """What was generated. `finish`: "stop" (an end token or a stop string), "length", "deadline" or "cancelled".
 
     `cached` tokens of the prompt had their keys and values in the cache already. `alternatives` are the other answers
-    where more than one was asked for, `tool_calls` the calls that an answer makes where tools were given.
+    if `n` is more than one, `tool_calls` the tool calls that the answer makes.
     """
 
     text: str
@@ -123,7 +123,7 @@ class Request:
         return self.finish is not None or self.generated > 0
 
     def is_over(self, now: float) -> bool:
-        """Whether it ends before the next step: it was cancelled, or its time is up."""
+        """Whether it ends before the next step: it was cancelled, or its deadline has passed."""
         return self.cancelled or (self.deadline is not None and self.deadline <= now)
 
     def accept(self, made: Rows, row: int) -> None:
@@ -163,7 +163,7 @@ class Request:
                 log.exception("the end of an answer (%s) could not be told", finish)
 
     def _text(self, token: int, ended: bool, last: bool) -> tuple[str, bool]:
-        """The text that a token brings, and whether a stop string ends it."""
+        """The text that a token adds, and whether a stop string ends it."""
         if self.decode is None:
             return "", False
         text, stopped = self.stops.add("" if ended else self.decode.add(token))

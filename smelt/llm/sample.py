@@ -1,7 +1,7 @@
 """From logits to a token: penalties, bias, temperature, and which tokens are left in the draw.
 
-`Sampling` is what a request asks for; a `Sampler` follows one sequence. A draw depends on the seed, the number of the
-alternative and the position alone, not on what else runs.
+`Sampling` has the parameters of a request; a `Sampler` follows one sequence. A draw depends only on the seed, the index
+of the alternative and the position, not on what else runs.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from smelt.dtype import Array
 from smelt.errors import RunError
 
 COLDEST = 1e-3  # temperature that f32 computes with
-FEW = 256  # tokens that are sorted first, where a share of the probability is looked for
+FEW = 256  # tokens that are sorted first, for top-p and typical sampling
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are chosen. A temperature of 0 takes the likeliest; the other limits are off unless given."""
+    """How tokens are chosen. A temperature of 0 is greedy; the other limits are off unless given."""
 
     temperature: float = 0.0
-    top_k: int = 0  # the k likeliest
-    top_p: float = 1.0  # the likeliest that together have this probability
-    min_p: float = 0.0  # those with this share of the likeliest one's probability
-    typical_p: float = 1.0  # those closest to the expected surprise, that together have this probability
-    repetition_penalty: float = 1.0  # divides (multiplies, where negative) logits of tokens that came before
+    top_k: int = 0  # the k most likely tokens
+    top_p: float = 1.0  # the most likely tokens that together have this probability
+    min_p: float = 0.0  # tokens with at least this fraction of the most likely one's probability
+    typical_p: float = 1.0  # the tokens closest to the expected information that together have this probability
+    repetition_penalty: float = 1.0  # divides (multiplies, if negative) logits of tokens seen before
     frequency_penalty: float = 0.0  # subtracted per time that a token was generated
     presence_penalty: float = 0.0  # subtracted once
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int = 0
-    logprobs: int | None = None  # how many of the likeliest tokens to report with each
+    logprobs: int | None = None  # how many of the most likely tokens to report with each
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -201,7 +201,7 @@ def _is_bias(bias: object) -> bool:
 
 
 def greatest(values: Array, count: int) -> Array:
-    """The places of the greatest values, in falling order; of equal ones the first."""
+    """The indices of the largest values, in descending order; of equal ones the first."""
     if 0 < count < len(values):
         least = np.partition(values, -count)[-count]
         places = np.flatnonzero(values >= least)
@@ -232,7 +232,7 @@ def log_softmax(scores: Array) -> Array:
 
 
 def survivors(scores: Array, sampling: Sampling) -> tuple[Array, Array]:
-    """The tokens that the limits leave, in order, and their probabilities; the limits apply one after the other."""
+    """The tokens that pass all limits, applied in order, and their probabilities."""
     places = np.flatnonzero(scores > -np.inf)
     if 0 < sampling.top_k < len(places):
         least = np.partition(scores, -sampling.top_k)[-sampling.top_k]
@@ -258,7 +258,7 @@ def softmax(scores: Array) -> Array:
 
 
 def _nucleus(probabilities: Array, share: float) -> Array:
-    """The likeliest tokens up to the one with which they reach the share, and those as likely as that one."""
+    """The most likely tokens up to the one that reaches the probability, and those as likely as that one."""
     kept = _first_reaching(probabilities, probabilities, share)
     found: Array = probabilities >= probabilities[kept].min()
     return found

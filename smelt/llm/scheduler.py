@@ -1,9 +1,9 @@
 """Continuous batching: which requests compute how many tokens in the next step.
 
-Sequences that generate go first, one token each; what is left of the step's tokens reads prompts, in chunks. A request
-begins when the pages for its whole prompt are there, so that nothing runs out in the middle; where generating needs
-more pages than there are, the youngest request gives its pages back and is computed again later. No arrays and no
-clock here: `engine` calls `plan`.
+Decoding sequences go first, one token each; the rest of the step's token budget prefills prompts in chunks. A request
+starts when the pages for its whole prompt are free, so that nothing runs out in the middle; when decoding needs more
+pages than there are, the youngest request is preempted and recomputed later. No arrays and no clock here: `engine`
+calls `plan`.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ class Scheduler:
         clients = {each.client for each in (*self.waiting, *self.running)}
         if not clients:
             self._served.clear()
-        elif request.client not in clients:  # it does not make up for the time when it asked for nothing
+        elif request.client not in clients:  # an idle client gathers no credit
             least = min(self._served[each] for each in clients)
             self._served[request.client] = max(self._served[request.client], least)
         self.waiting.append(request)
 
     def drop(self, gone: Callable[[Request], bool]) -> list[Request]:
-        """Take out the requests that are gone."""
+        """Remove cancelled requests."""
         found = [request for request in (*self.running, *self.waiting) if gone(request)]
         for request in found:
             self.remove(request)
@@ -86,7 +86,7 @@ class Scheduler:
                 requests.remove(request)
 
     def preempt(self, request: Request) -> None:
-        """Give a request's pages back; it is computed again when there is room."""
+        """Free a request's pages; it is recomputed when there is room."""
         self.remove(request)
         self.waiting.append(request)
         self.preempted += 1
@@ -98,7 +98,7 @@ class Scheduler:
             self.waiting.append(request)
         parts = self._generating()
         left = self._count_left(parts)
-        self._blocked = left <= 0  # those that generate leave no room for prompts
+        self._blocked = left <= 0  # decoding sequences leave no room for prompts
         for request in [each for each in self.running if each.pending > 1]:
             count = self._read(request, left)
             if count:
@@ -130,7 +130,7 @@ class Scheduler:
         return max(0, self._most(longest, len(self.running)) - sum(part.count for part in parts))
 
     def _generating(self) -> list[Part]:
-        """One token for each sequence that generates, oldest first; the youngest ones give way where pages lack."""
+        """One token for each decoding sequence, oldest first; the youngest are preempted if pages run out."""
         most = self._count_left([])
         parts: list[Part] = []
         for request in [each for each in self.running if each.pending == 1]:
@@ -152,12 +152,12 @@ class Scheduler:
         return max(count, 0)
 
     def _next(self) -> Request | None:
-        """Of the waiting requests that may begin the one of the client that was served least, oldest first."""
+        """The next waiting request: of the client that was served least, oldest first."""
         ready = [each for each in self.waiting if each.after is None or each.after.is_read]
         return min(ready, key=lambda each: (self._served[each.client], each.number), default=None)
 
     def _begin(self, request: Request) -> bool:
-        """Start a request where the pages for its tokens, and for those of all that began, are there."""
+        """Start a request if there are pages for its tokens and for those of all running requests."""
         known, length = [] if request.scores else request.tokens, len(request.tokens)
         shared, idle = self.pages.count_shared(known, length)
         promised = sum(max(0, self._count_needed(each) - _count_held(each)) for each in self.running)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Stops:
-    """Text goes in piece by piece and comes out as soon as no stop string can begin in it."""
+    """Text is released as soon as no stop string can begin in it."""
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._stops = stops

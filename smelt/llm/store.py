@@ -1,6 +1,6 @@
-"""The models that `smelt pull` brought: `org/name` → a folder or a file on this machine. Nothing here opens a socket.
+"""The models that `smelt pull` downloaded: `org/name` → a folder or a file here. Nothing opens a socket.
 
-A model is there once its record is: it is written when all files have come, and removed before any is changed.
+A model exists once its record does: that is written after all files, and removed before any is changed.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What comes out of requests while the engine works: `Run` for threads, `AsyncRun` for coroutines, `EmittedRun` for
-the engine's own thread.
+"""Results of running requests: `Run` for threads, `AsyncRun` for coroutines, `EmittedRun` for callbacks on the engine's
+thread.
 
 Iterate over `Piece`s. Leaving the loop, `close`, an exception in the waiting thread (Ctrl-C) or a cancelled task ends
 the requests between steps.
@@ -24,7 +24,7 @@ class _Requests:
 
     def __init__(self, engine: Engine, requests: Sequence[Request]) -> None:
         self._engine, self._requests = engine, list(requests)
-        self._streams = True  # the caller wants pieces as they come
+        self._streams = True  # the caller streams
 
     def _is_wanted(self, number: int, piece: Piece | None) -> bool:
         """Whether the waiting thread is woken: for pieces of the first answer where it streams, and for ends."""
@@ -78,7 +78,7 @@ class Run(_Requests):
         self.cancel()
 
     def answer(self, _: Any = None) -> Answer:
-        """All of it, when all of it is there."""
+        """Wait for the whole answer."""
         self._streams = False
         for _piece in self._made:
             pass

@@ -1,4 +1,4 @@
-"""Pages that are not full and whose content is known: what a sequence left behind, for one that begins alike.
+"""Partial pages of finished sequences, for sequences with the same beginning.
 
 `Pages` asks for them where the full pages of a prefix end. Such a page is copied, since both sequences go on in it.
 """

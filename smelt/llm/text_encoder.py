@@ -30,7 +30,7 @@ class CompiledEncoder:
 
 
 class TextEncoder:
-    """An encoder with its weights and tokenizer. `kind` and `use` tell those who ask for text what it is instead."""
+    """An encoder with its weights and tokenizer. `kind` and `use` say in errors what the model is for."""
 
     kind, use = "is an encoder", ""
 
@@ -86,7 +86,7 @@ class TextEncoder:
 
 
 def batches_by_length(lists: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-    """The places of lists of about the same length, as many as a batch takes."""
+    """Indices of lists of similar length, one batch at a time."""
     order = sorted(range(len(lists)), key=lambda i: len(lists[i]))
     while order:
         count = 1

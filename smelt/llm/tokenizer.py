@@ -1,7 +1,6 @@
 """Text ↔ tokens: `tokenizer.json` of a folder, or the vocabulary in a GGUF file, through the package `tokenizers`.
 
-`Tokenizer.encode` and `decode` are whole texts; `Detokenizer` gives the text of a stream piece by piece, never half a
-character.
+`Tokenizer.encode` and `decode` take whole texts; `Detokenizer` decodes a stream of tokens, never half a character.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A step on XLA: prompts are read one sequence at a time, tokens are generated in runs, the rest are steps over pages.
+"""A step on XLA: prompts are prefilled one sequence at a time, tokens decode in runs, the rest are steps over pages.
 
 `step` makes it of a checkpoint. All programs share the weights; each is compiled when it is first needed, per size.
 """

@@ -1,6 +1,6 @@
 """Programs that compute derivatives: `vjp` (reverse mode) and `jvp` (forward mode) of a program's entry.
 
-Not in the pipeline: a caller asks for it, before an engine compiles. Calls are inlined and legacy forms replaced first,
+Not in the pipeline: callers run it before an engine compiles. Calls are inlined and legacy forms replaced first,
 so that most programs meet few rules. The rules are in `ir.grad`; the result is an ordinary program, verified.
 """
 

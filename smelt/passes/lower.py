@@ -1,4 +1,4 @@
-"""Lowering: ops without a kernel become ops that have one. Called by `pipeline` for engines that ask for it.
+"""Lowering: ops without a kernel become ops that have one. Called by `pipeline` for engines that need it.
 
 Batch norms and scans are decomposed, `einsum` becomes `dot_general`, collectives over one process become their operand.
 Quantised types (`lower_quantised_types`) and `rng` (`lower_random`) change whole functions and have files of their own.

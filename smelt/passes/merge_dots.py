@@ -25,7 +25,7 @@ FEW_ROWS = 32  # unless it has few rows: then a launch costs more than the epilo
 
 
 def merge_dots(edit: Edit) -> int:
-    """Merge packed products of the same rows; gives the number of products that went."""
+    """Merge packed products of the same rows; returns the number of products removed."""
     count, regions = 0, [edit.func.body]
     while regions:
         region = regions.pop()

@@ -16,7 +16,7 @@ from smelt.ir.structure import fingerprint
 
 
 def merge_scans(edit: Edit) -> int:
-    """Merge equal scans; gives the number of scans that went."""
+    """Merge equal scans; returns the number of scans removed."""
     count = 0
     regions = [edit.func.body]
     while regions:

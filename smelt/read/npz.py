@@ -1,4 +1,4 @@
-"""`.npz` archives (NumPy's `savez`) as Weights: plain members are mapped, compressed ones inflated when asked for.
+"""`.npz` archives (NumPy's `savez`) as Weights: plain members are mapped, compressed ones inflated on first access.
 
 In: a path. Out: lazy arrays. Nothing is unpickled. A member's header is checked against the archive's sizes before
 anything is allocated.

@@ -73,7 +73,7 @@ def read(path: str | Path) -> Weights:
 
 
 def write(path: str | Path, arrays: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> None:
-    """Arrays as a file, one after the other, each starting at a multiple of its own element size.
+    """Arrays as a file, concatenated, each starting at a multiple of its own element size.
 
     It appears under its name only when it is complete.
     """

@@ -169,7 +169,7 @@ class App:
             except Exception as failed:
                 error, response = self._fail(request, identity, failed)
             self._reply(request, response, identity, started, error, reply)
-        except Exception:  # a bug of ours; no one else would end the connection
+        except Exception:  # a bug of ours: nothing else would close the connection
             log.exception("the answer to request %s cannot be sent", identity.decode())
             reply.abort()
 
@@ -211,7 +211,7 @@ class App:
 
     def _extra(self, response: Response, identity: bytes) -> Headers:
         found = [*self._common, (b"x-request-id", identity)]
-        if response.status in (408, 413):  # the rest of the body is not wanted
+        if response.status in (408, 413):  # the rest of the body is not read
             found.append((b"connection", b"close"))
         return found
 
@@ -255,7 +255,7 @@ class App:
             self.audit.write(event, path=request.path, key=key, client=client, **fields)
 
     def _problem(self, request: Request, error: SmeltError) -> Response:
-        """In the form of the protocol that was spoken."""
+        """An error in the form of the request's protocol."""
         form = next((each for prefix, each in FORMS.items() if request.path.startswith(prefix)), problem)
         response = form(error)
         if isinstance(error, MethodError):

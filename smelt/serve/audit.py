@@ -1,6 +1,6 @@
 """The audit log: one JSON line per request that changes something or is refused, each with the hash of the one before.
 
-`verify` walks the chain: a line that was changed, removed or put in is found. `smelt audit verify` calls it.
+`verify` walks the chain: it finds a line that was changed, removed or inserted. `smelt audit verify` calls it.
 """
 
 from __future__ import annotations

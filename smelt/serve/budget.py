@@ -1,4 +1,4 @@
-"""Memory for all models of a server: how much each takes, and which one goes when another needs room."""
+"""The memory budget of a server: how much each model takes, and which one is unloaded when another needs room."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from smelt.serve.opening import held_bytes
 
 
 def estimate(path: Path) -> int:
-    """Bytes that a model will take, as far as its files tell."""
+    """Bytes that a model will take, estimated from its files."""
     files = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
     return sum(each.stat().st_size for each in files)
 
@@ -26,7 +26,7 @@ def measure(worker: RemoteModel | None, loaded: Any, expected: int) -> int:
 
 
 class Budget:
-    """Bytes for all models at once. None: as many as there are."""
+    """Bytes for all models together. None: unlimited."""
 
     def __init__(self, limit: int | None) -> None:
         self.limit = limit

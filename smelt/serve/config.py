@@ -1,6 +1,6 @@
-"""What a server is told: one TOML file, environment variables and flags → `Config`, checked before anything starts.
+"""Settings of a server: one TOML file, environment variables and flags → `Config`, checked before anything starts.
 
-Flags win over the environment (`SMELT_SERVE_PORT=…`), the environment over the file, the file over defaults.
+Precedence: flags, environment (`SMELT_SERVE_PORT=…`), file, defaults.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Several server processes behind one socket (`--workers N`): the supervisor that starts them, and their link to it.
 
-Each process accepts connections from the same listening socket and has models of its own. One that ends is started
-again. What an administrator loads or unloads in one is loaded or unloaded in all, and `/metrics` is their sum. Messages
-are lines of JSON over a Unix socket.
+Each process accepts connections from the same listening socket and has models of its own. One that ends is
+restarted. What an administrator loads or unloads in one is loaded or unloaded in all, and `/metrics` is their sum.
+Messages are lines of JSON over a Unix socket.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Link:
         self._running: set[asyncio.Task[None]] = set()
 
     async def run(self, end: socket.socket) -> None:
-        """Answer until the other end is gone."""
+        """Answer until the other end closes."""
         reader, self._writer = await asyncio.open_unix_connection(sock=end, limit=MOST_LINE)
         try:
             while line := await reader.readline():
@@ -141,7 +141,7 @@ class Supervisor:
                 process.send_signal(signal.SIGTERM)
 
     async def _keep(self, index: int) -> None:
-        """One server process after the other until the server stops."""
+        """Keep one server process running until the server stops."""
         failures = 0
         while True:
             started = time.monotonic()

@@ -1,4 +1,4 @@
-"""The least of HTTP that the server needs, on bare ASGI: a request with a bounded body, a response, routes by path."""
+"""The subset of HTTP that the server needs, on bare ASGI: a request with a bounded body, a response, routes by path."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Request:
         self.path: str = scope["path"]
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.connection: Any = scope.get(CONNECTION)
-        self.parts: tuple[str, ...] = ()  # what the route's places stand for
+        self.parts: tuple[str, ...] = ()  # the route's parameters
         self.key: Any = None
         self.timing: Any = None  # of the model's call, which was `finished` then, for the recorder and tracing
         self.finished = 0.0
@@ -203,7 +203,7 @@ def _decompress(encoding: str, data: bytes, most: int) -> bytes:
 
 @dataclass(slots=True)
 class Response:
-    """An answer; with `stream` it is sent piece by piece, and `close` is called at the end, however that comes."""
+    """An answer; with `stream` it is sent in chunks, and `close` is always called at the end."""
 
     body: bytes = b""
     status: int = 200
@@ -348,7 +348,7 @@ class Routes:
         self._direct[handler] = direct
 
     def find_direct(self, target: bytes) -> tuple[DirectHandler, str, tuple[str, ...]] | None:
-        """The direct handler of a request target, its path, and what the path's places stand for."""
+        """The direct handler of a request target, its path, and the path's parameters."""
         found = self._targets.get(target)
         if found is not None or b"%" in target or b"?" in target or not target.isascii():
             return found

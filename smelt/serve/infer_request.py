@@ -1,7 +1,6 @@
 """The body of an inference request → its JSON as a struct, and its arrays.
 
-Clients send the same JSON again and again with other numbers. `Templates` know what was read before, so that only the
-numbers are read.
+Clients repeat the same JSON with other numbers. `Templates` remember its structure, so that only numbers are parsed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Kernels of sampled calls, for spans: one call in some runs a copy of the model's program that has timestamps.
+"""Kernels of sampled calls, for spans: one call in N runs a copy of the model's program with timestamps.
 
-`models` puts it in the place of a trusted model's call; the queue takes the kernels' times along for `tracing`.
+`models` uses it for a trusted model's calls; the queue passes the kernels' times on to `tracing`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Language models behind the server: one generation as the OpenAI and Ollama fronts see it.
+"""Language models behind the server: one generation, for the OpenAI and Ollama APIs.
 
 A request's fields become the engine's options; tokens come back one by one. When a client leaves, its generation ends
 before the next step.
@@ -73,7 +73,7 @@ class Opened:
 
 
 class _Counted:
-    """A request that runs, and how it ended."""
+    """A running request, and how it ended."""
 
     def __init__(self, texts: TextModel, stats: ModelStats) -> None:
         self._texts, self._stats, self._ended = texts, stats, False

@@ -72,7 +72,7 @@ class Version:
     seconds: float = 0.0  # to load
     bytes: int = 0  # of memory, while it is loaded
     file_bytes: int = 0  # what its files say about that
-    used: float = 0.0  # when it was last asked for, on `monotonic`
+    used: float = 0.0  # when it was last used, on `monotonic`
     on_demand: bool = False  # not loaded, to save memory; the next request loads it
     keep_alive: float | None = None  # seconds after its last use for which it stays loaded; None: for ever
     expiry: asyncio.TimerHandle | None = None  # when that is looked at
@@ -244,7 +244,7 @@ class Catalogue:
         return self.get(name, version)
 
     def _fetch(self, version: Version) -> asyncio.Task[object]:
-        """Load a model that a request wants; once for all who wait."""
+        """Load a model on demand, once for all waiting requests."""
         task = self._fetching.get(version)
         if task is None:
             task = asyncio.get_running_loop().create_task(self.load(version.name, version.version))
@@ -277,8 +277,8 @@ class Catalogue:
     # ---- loading and unloading ----
 
     async def load_all(self) -> None:
-        """The latest version of every model, one after the other: compiling uses all cores. What has no room within the
-        memory budget is loaded when it is asked for."""
+        """Load the latest version of every model, one at a time: compiling uses all cores. Models beyond the memory
+        budget are loaded on demand."""
         for name in sorted(self._models, key=lambda name: self._is_pipeline(name)):  # after the models that they call
             latest = max(self._models[name].values(), key=_order)
             if name in self.unloaded:

@@ -58,7 +58,7 @@ class Outcome:
 
 
 class Service:
-    """Inference whatever the protocol: checks, queue, statistics."""
+    """Inference independent of the protocol: checks, queue, statistics."""
 
     def __init__(self, catalogue: Catalogue, config: Config, keys: Keys) -> None:
         self.catalogue, self.config, self.keys = catalogue, config, keys

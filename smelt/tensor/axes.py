@@ -171,7 +171,7 @@ def check_names(what: str, names: Sequence[str], *operands: Operand) -> tuple[st
 def find_axis(
     what: str, operand: Operand, axis: Axis, *, blame: int | None = None, others: Sequence[Operand] = ()
 ) -> int:
-    """The place of an axis that is given by name, or by number where axes have no names."""
+    """The index of an axis that is given by name, or by number where axes have no names."""
     shape = operand.shape
     shown = (operand, *others)
     if isinstance(axis, str):
@@ -195,7 +195,7 @@ def find_axis(
 
 
 def find_axes(what: str, operand: Operand, axes: Axis | Sequence[Axis] | None) -> tuple[int, ...]:
-    """Places of several axes, in the order given; None is all of them."""
+    """Indices of several axes, in the order given; None is all of them."""
     if axes is None:
         return tuple(range(operand.shape.rank))
     if isinstance(axes, str):

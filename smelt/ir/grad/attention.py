@@ -1,4 +1,4 @@
-"""The cotangents of attention without its scores in memory: blocks of queries are computed again, one after the other.
+"""The cotangents of attention without its scores in memory: blocks of queries are recomputed in order.
 
 A `dot_general` that multiplies a softmax of another `dot_general` by values is attention, in any spelling. Op by op its
 cotangents would read the weights [queries, keys] of all queries. Here a scan over blocks of queries computes scores and

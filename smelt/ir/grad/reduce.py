@@ -113,7 +113,7 @@ def _reduce_vjp(sweep: Reverse, op: Op, cotangents: Cotangents) -> None:
 
 
 def _reduce_as_scan(b: Builder, op: Op) -> Sequence[Value]:
-    """Any body: the reduced elements one after the other, all others side by side."""
+    """Any body: a scan over the reduced elements, vectorised over all others."""
     count = len(op.results)
     axes = sorted(op.attrs["dimensions"])
     shape = op.operands[0].shape

@@ -1,7 +1,7 @@
 """Reductions: `reduce`, `map`, the batch norms and `chlo.scan`.
 
 In: calls whose regions combine scalars. Out: their types and values. `Fold` is a body that is one known associative op,
-which NumPy reduces at once; `ir.ops.window` shares it. Every other body runs over lanes, one element after the other.
+which NumPy reduces at once; `ir.ops.window` shares it. Every other body runs element by element, vectorised over lanes.
 """
 
 from __future__ import annotations

@@ -371,7 +371,7 @@ class Parser:
         """Whether a text may call a value's type `type`: a `?` stays a `?` even where inference found a number."""
         return fits(value.type, type) and has_same_dynamic_sizes(self.declared.get(value, value.type), type)
 
-    # ---- what formats ask for ----
+    # ---- what formats call ----
 
     def operand(self) -> Value:
         cursor = self.cursor

@@ -338,7 +338,7 @@ def panel_slice(nest: Nest, op: Op, index: Index, extent: Expr, columns: Columns
 
 
 def element_place(nest: Nest, op: Op, value: Value, index: Index) -> Place:
-    """The place of an element of a value."""
+    """The index of an element of a value."""
     buffer, form, axes = _required_strides(nest, op, value)
     steps = dict(form.terms)
     parts = (scale(at, steps.get(axis, 0)) for at, axis in zip(index, axes, strict=True))

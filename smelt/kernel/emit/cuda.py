@@ -1,4 +1,4 @@
-"""Plans → CUDA files, and the plans themselves as JSON, which `device.cuda_plan` runs on the host.
+"""Plans → CUDA files, and the plans themselves as JSON, which `device.host_plan` runs on the host.
 
 `kernel_cuda` prints the kernels, `plan_json` the steps, `tile_cuda` the micro-kernels.
 """

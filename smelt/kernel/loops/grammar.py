@@ -12,7 +12,7 @@ Index arithmetic is `i64`, and affine wherever possible: a sum of expressions ti
 polynomial over the program's symbols, known when the program is called. A buffer is its position in the kernel's list,
 a tile has a name. No text of a model gets in here.
 
-Only printers (`loops.text`, `kernel.emit`) and cost estimates (`loops.cost`) tell statements apart. All else walks them
+Only printers (`loops.text`, `kernel.emit`) and cost estimates (`loops.cost`) match on statements. All else walks them
 by `expressions`, `blocks`, `declared`, `places` and `rebuild` below.
 """
 

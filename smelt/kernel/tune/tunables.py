@@ -31,7 +31,7 @@ EACH = 4
 
 @dataclass(slots=True)
 class Tunables:
-    """Keys whose schedules are set at run time, numbered as builders ask for them."""
+    """Keys whose schedules are set at run time, numbered in the order in which builders use them."""
 
     tile: TileShape
     numbers: dict[KernelKey, int] = field(default_factory=dict)

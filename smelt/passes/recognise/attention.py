@@ -1,4 +1,4 @@
-"""The finder of attention around a softmax: matmuls in any layout, any place of the scale, masks added or selected.
+"""The finder of attention around a softmax: matmuls in any layout, the scale anywhere, masks added or selected.
 
 Transposes, reshapes and repeated heads (grouped-query attention) of queries, keys, values and masks become part of the
 composite's layout, so its operands are those that projections and KV caches produce.

@@ -98,7 +98,7 @@ class Model:
     runtime_broadcast: bool = False  # whether inputs' sizes that differ are broadcast at run time, as late ones are
 
     def weight(self, name: str, stored: Stored) -> Value:
-        """The argument that brings a weight."""
+        """The argument that holds a weight."""
         value = self.weights.get(name)
         if value is None:
             self.stored.setdefault(name, stored)

@@ -106,7 +106,7 @@ _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
 class ClosedError(ParseError):
-    """The other side is gone, or says what it must not."""
+    """The other side closed the channel, or broke the protocol."""
 
     advice = "the server starts the worker again; its log says why it ended"
 

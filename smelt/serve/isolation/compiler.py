@@ -97,7 +97,7 @@ class KeptElsewhere:
             self._ask(lambda: self._channel.send_bytes(lambda at: Keep(key, at), content))
 
     def _ask(self, send: Callable[[], object]) -> bytes | None:
-        """The answer to a question; a compiler process that is gone has nothing."""
+        """The answer to a question; None if the compiler process has ended."""
         try:
             send()
             answer = self._channel.receive()

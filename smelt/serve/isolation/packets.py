@@ -39,7 +39,7 @@ class Ask(msgspec.Struct, array_like=True, tag="ask", frozen=True):
 
 
 class Stop(msgspec.Struct, array_like=True, tag="stop", frozen=True):
-    """The answer is not wanted any more."""
+    """The answer is no longer needed."""
 
     number: int
 
@@ -50,7 +50,7 @@ class Answered(msgspec.Struct, array_like=True, tag="answered", frozen=True):
 
 
 class Begun(msgspec.Struct, array_like=True, tag="begun", frozen=True):
-    """The options of an answer are right; tokens follow."""
+    """The options of an answer are valid; tokens follow."""
 
     number: int
 

@@ -48,7 +48,7 @@ def is_supported() -> bool:
 
 
 class Zygote:
-    """The process that forks workers, started when it is first needed and again if it is gone."""
+    """The process that forks workers, started on first use, and again if it has died."""
 
     def __init__(self, module: str = "smelt.serve.isolation.zygote") -> None:
         self._module = module
@@ -151,7 +151,7 @@ class Zygote:
                     os.kill(pid, signal.SIGKILL)
 
     def forget(self, pid: int) -> None:
-        """No one will ask how a process ended, or has."""
+        """Drop the record of how a process ended."""
         with self._changed:
             self._ended.pop(pid, None)
             if pid in self._alive:

@@ -1,6 +1,6 @@
 """The queue of a model in a worker process: jobs go out and come back on the event loop, without threads.
 
-A worker that ends fails the request that it ran; what shared a call with others is run again alone, what waited waits
+A worker that dies fails the request that it ran; requests that shared a call are run again alone, waiting requests wait
 for the next worker (`restarts`).
 """
 
@@ -222,7 +222,7 @@ class RemoteQueue(ModelQueue):
     # ---- workers that end ----
 
     def _lose(self) -> None:
-        """The worker is gone, or says what it must not."""
+        """The worker has died, or broke the protocol."""
         if self._restarts.is_running or self._loop is None:
             return
         lost = [slot.jobs for slot in self._slots if slot.jobs]

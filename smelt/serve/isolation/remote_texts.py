@@ -1,8 +1,8 @@
 """A language model in a worker process, as the server calls it: `RemoteTexts`. Everything runs on the event loop.
 
-Requests and answers share one socket and are told apart by numbers. A worker that ends fails what it ran; what comes
-later waits for the next one. What it says is checked when it arrives: that it was asked for, the number of tokens, the
-types and sizes, and that it comes in time.
+Requests and answers share one socket and are numbered. A worker that dies fails its answers; later requests wait for
+the next worker. Every message of a worker is checked on arrival: that it belongs to a request, the number of tokens,
+types and sizes, and its deadline.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from smelt.serve.text_model import Scores, TextModel, TextRun, Token, Vectors
 log = logging.getLogger("smelt.serve")
 T = TypeVar("T")
 GRACE = 5.0  # seconds after its deadline in which a worker must have answered
-MOST_READ = 32  # packets before others have their turn
+MOST_READ = 32  # packets per iteration of the event loop
 LEAST_ANSWER, MOST_GROWTH = 1 << 20, 256  # bytes that any answer may have, and more for each byte of the request
 LAST = (Answered, Finished, Wrong)  # of an exchange
 FINISHES = ("stop", "length", "deadline", "cancelled")
@@ -238,7 +238,7 @@ class RemoteTexts(TextModel):
 
     def _flush(self) -> None:
         if self._packets is None or self._loop is None:
-            self._unsent.clear()  # those who asked were told
+            self._unsent.clear()  # the requests have been failed
             return
         try:
             while self._unsent:
@@ -294,7 +294,7 @@ class RemoteTexts(TextModel):
     # ---- workers that end ----
 
     def _refuse_unexpected(self) -> UnavailableError:
-        """The worker answers what was not asked: it is ended."""
+        """The worker sent a message that belongs to no request: kill it."""
         self._lose()
         return self._gone_error("answered what was not asked")
 

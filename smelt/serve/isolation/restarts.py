@@ -1,4 +1,4 @@
-"""Workers that ended are started again: at once, and after some failures in a row with growing pauses."""
+"""Restart workers that died: at once, and with exponential backoff after several failures in a row."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class Outbox:
 
 
 def _sendable(event: Event) -> Event:
-    """The event, or that its answer failed because it cannot be said."""
+    """The event; or, if it cannot be encoded, the failure of its answer."""
     try:
         encode([event])
     except ValueError as error:
@@ -122,7 +122,7 @@ class TextWorker:
             texts.on_step(self._outbox.send)
 
     def run(self) -> None:
-        """Answer until the server is gone, or the loop is stopped."""
+        """Answer until the server closes the socket, or the loop is stopped."""
         self._loop.add_reader(self._packets.socket.fileno(), self._hear)
         self._loop.run_forever()
         self._outbox.close()

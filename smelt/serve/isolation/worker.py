@@ -44,7 +44,7 @@ RECENT = 1000  # calls; a cancelled one that is older has ended
 
 
 class WorkerSetup(msgspec.Struct):
-    """What a worker is told."""
+    """The configuration of a worker."""
 
     name: str
     path: str
@@ -55,7 +55,7 @@ class WorkerSetup(msgspec.Struct):
 
 
 class Loaded(msgspec.Struct):
-    """What a worker says about its model."""
+    """What a worker reports about its model."""
 
     layers: list[str]  # of the sandbox
     seconds: float

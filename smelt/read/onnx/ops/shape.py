@@ -272,7 +272,7 @@ def split_18(
 
 
 def split_axis(g: Graph, input: Tensor, axis: int, parts: list[Size]) -> list[Tensor | Value]:
-    """Slices of these sizes, one after the other."""
+    """Adjacent slices of these sizes."""
     result: list[Tensor | Value] = []
     at: Size = 0
     cut = (slice(None),) * axis
