@@ -119,6 +119,73 @@ WRONG: dict[str, tuple[str, str, str]] = {
         lines(args="%x: tensor<2x!quant.uniform<i8:i32, 0.5>>"), "unexpected expressed type", "a floating-point type"),
     "scales per block": (
         lines(args="%x: tensor<2x!quant.uniform<i8:f32:{0:1}, {0.5}>>"), "quantisation per block", "per axis"),
+    "a negative word": (
+        lines(f'%0 = "stablehlo.custom_call"(%x) {{call_target_name = "a", b = -true}} : ({F}) -> {F}'),
+        "unexpected text", "a number"),
+    "a scale that is a word": (
+        lines(args="%x: tensor<2x!quant.uniform<i8:f32, half>>"), "unexpected text", "a scale"),
+    "a literal of a token": (
+        lines("%0 = stablehlo.constant dense<1> : !stablehlo.token"), "a literal of this type", "a tensor type"),
+    "a resource of unknown size": (
+        lines("%0 = stablehlo.constant dense_resource<a> : tensor<?xf32>")
+        + '{-# dialect_resources: { builtin: { a: "0x0400000001000000" } } #-}\n',
+        "a resource of this type", "a tensor of known size"),
+    "a resource that is not there": (
+        lines("%0 = stablehlo.constant dense_resource<a> : tensor<1xf32>"), "a resource that is not there",
+        "an entry in dialect_resources"),
+    "elements where there are none": (
+        constant("[[1], []]", "tensor<2x0xi8>"), "a literal with elements for a type that has none", "[2, 0]"),
+    "blanks between digits": (
+        constant('"0x00 01"', "tensor<2xi8>"), "not hexadecimal", "digits without blanks"),
+    "half a byte": (constant('"0x001"', "tensor<2xi8>"), "not hexadecimal", "two digits a byte"),
+    "too few bytes": (constant('"0x000102"', "tensor<4xi8>"), "do not fill its type", "4"),
+    "too few bytes of booleans": (constant('"0x0202"', "tensor<24xi1>"), "do not fill its type", "24"),
+    "one odd byte for booleans": (constant('"0x02"', "tensor<24xi1>"), "do not fill its type", "24"),
+    "a format without a mantissa": (
+        lines(f"%0 = stablehlo.reduce_precision %x, format = e5 : {F}"), "unexpected text", "a format such as e5m10"),
+    "dimensions twice": (
+        lines("%0 = stablehlo.dot_general %x, %x, contracting_dims = [0] x [0], contracting_dims = [0] x [0]"
+              f" : ({F}, {F}) -> tensor<f32>"), "given twice", "contracting_dims"),
+    "a precision twice": (
+        lines("%0 = stablehlo.dot_general %x, %x, contracting_dims = [0] x [0], precision = [DEFAULT, DEFAULT],"
+              f" precision = [DEFAULT, DEFAULT] : ({F}, {F}) -> tensor<f32>"), "given twice", "precision"),
+    "an unknown part of a product": (
+        lines(f"%0 = stablehlo.dot_general %x, %x, dims = [0] x [0] : ({F}, {F}) -> tensor<f32>"), "unexpected text",
+        "contracting_dims, precision or algorithm"),
+    "an alias twice": ("#a = 1 : i64\n#a = 2 : i64\n" + lines(), "an alias is defined twice", "#a"),
+    "a module inside a module": ("module {\n  module {\n  }\n}\n", "a module inside a module", ""),
+    "a function twice": (lines() + lines(), "a function or mesh is defined twice", "@main"),
+    "a mesh called as a function": (
+        'sdy.mesh @main = <["x"=2]>\n' + lines(), "a function or mesh is defined twice", "@main"),
+    "a mesh without a name": (
+        '"sdy.mesh"() <{mesh = #sdy.mesh<["x"=2]>}> : () -> ()\n' + lines(), "a mesh without a name or axes",
+        "sdy.mesh"),
+    "a generic function without a type": (
+        '"func.func"() <{sym_name = "main"}> ({\n^bb0:\n  "func.return"() : () -> ()\n}) : () -> ()\n',
+        "a function without a name or type", "sym_name and function_type"),
+    "attributes of other arguments": (
+        '"func.func"() <{sym_name = "main", function_type = () -> (), arg_attrs = [{}]}> ({\n^bb0:\n'
+        '  "func.return"() : () -> ()\n}) : () -> ()\n', "one dictionary for each argument or result", "0"),
+    "a result of no type of ours": (
+        lines('%0 = "stablehlo.custom_call"(%x) {call_target_name = "a"} : (tensor<2xf32>) -> i32'),
+        "a value of this type", "a tensor, a token, a tuple or a future"),
+    "too few types": (
+        lines(f'%0 = "stablehlo.add"(%x, %x) : ({F}) -> {F}'), "wrong number of operand types", "2"),
+    "too many names": (
+        lines(f"%0:2 = stablehlo.abs %x : {F}"), "has another number of results", "1"),
+    "too much returned": (
+        lines(end=f"return %x : {F}"), "@main returns another number of values", "0"),
+    "a type extension of another kind": (
+        lines(args="%x: tensor<?xf32, #stablehlo.type_extensions<strides = [3]>>"),
+        "a type extension that is no list of bounds", "bounds = […]"),
+    "a negative size": (
+        lines(args="%x: tensor<?xf32, #smelt.sizes<-1>>"), "a size is out of range", "-1"),
+    "sizes of another rank": (
+        lines(args="%x: tensor<?xf32, #smelt.sizes<N, 3>>"), "sizes that are not those of the type", "N, 3"),
+    "sizes of another type": (
+        lines(args="%x: tensor<2xf32, #smelt.sizes<3>>"), "sizes that are not those of the type", "3"),
+    "a size that the op does not give": (
+        lines("%0 = stablehlo.iota dim = 0 : tensor<?xf32>"), "needs a result of known size", "tensor<?xf32>"),
     "scales along a negative axis": (
         lines(args="%x: tensor<2x!quant.uniform<i8:f32:-1, {0.5}>>"), "a negative axis", "-1"),
 }  # fmt: skip
@@ -155,6 +222,26 @@ def test_integers_of_a_literal_fit_their_type(of: DType) -> None:
             assert caught.value.expected == f"{low} to {most}"
         with pytest.raises(SmeltError, match="not an element of this type"):
             parsed(0, form.replace("{0}", "true"))
+
+
+def test_booleans_of_bytes_and_of_bits() -> None:
+    """A byte for each, a bit for each, or one byte for all."""
+
+    def parsed(digits: str, count: int) -> Any:
+        return parse(constant(f'"0x{digits}"', f"tensor<{count}xi1>")).main.body.ops[0].attrs["value"].array.tolist()
+
+    assert parsed("010001", 3) == [True, False, True]
+    assert parsed("0502", 10) == [True, False, True, *[False] * 6, True]
+    for digits, wanted in (("00", False), ("01", True), ("FF", True)):
+        assert parsed(digits, 24) == [wanted] * 24
+
+
+@pytest.mark.parametrize("wrong", [b"func.func", 3, None])
+def test_what_is_no_text_is_refused(wrong: Any) -> None:
+    with pytest.raises(SmeltError, match="this is no text") as caught:
+        parse(wrong)
+    assert caught.value.got == type(wrong).__name__
+    assert caught.value.remedy == "smelt.read(path) reads files"
 
 
 def test_places_of_other_dialects_are_skipped() -> None:
