@@ -8,12 +8,13 @@ import pytest
 
 from smelt.dim import symbol
 from smelt.dtype import dtype
-from smelt.errors import Location, RunError, SmeltError, VerifyError
+from smelt.errors import Location, RunError, SizeError, SmeltError, VerifyError
 from smelt.ir.attributes import Constant
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Op, Program, Region, Token, Value
 from smelt.ir.interpret import Frame, World, run
 from smelt.ir.ops.definition import Process
+from smelt.ir.text import parse
 from smelt.shape import Shape
 
 F, N = Shape("f32", 3), symbol("N")
@@ -226,3 +227,51 @@ def test_print_writes_a_value_and_its_type_to_stderr(capsys):
     assert not out
     assert "f32[3]" in err
     assert "[1. , 2.5, inf]" in err
+
+
+ROW, TABLE = "tensor<?xf32>", "tensor<?x?xf32>"
+# Arguments; the op; sizes that it does not take; the nearest ones that it takes; what the error says.
+SIZED: dict[str, tuple[str, str, list[tuple[int, ...]], list[tuple[int, ...]], str]] = {
+    "operands of one shape": (
+        f"%x: {ROW}, %y: {ROW}", f"stablehlo.add %x, %y : {ROW}", [(2,), (3,)], [(3,), (3,)], "d0 == d1"),
+    "a bound of the operand's shape": (
+        f"%x: {ROW}, %y: {ROW}", f"stablehlo.clamp %x, %y, %x : {ROW}", [(2,), (3,)], [(3,), (3,)], "d1 == d0"),
+    "a slice that fits": (
+        f"%x: {ROW}, %i: tensor<i32>",
+        f"stablehlo.dynamic_slice %x, %i, sizes = [3] : ({ROW}, tensor<i32>) -> tensor<3xf32>", [(2,), ()], [(3,), ()],
+        "d0 >= 3"),
+    "a limit that is inside": (
+        f"%x: {ROW}", f"stablehlo.slice %x [0:3] : ({ROW}) -> tensor<3xf32>", [(2,)], [(3,)], "d0 >= 3"),
+    "k elements": (
+        f"%x: {ROW}", f"chlo.top_k(%x, k = 3) : {ROW} -> (tensor<3xf32>, tensor<3xi32>)", [(2,)], [(3,)], "d0 >= 3"),
+    "an update that fits": (
+        f"%x: {ROW}, %y: {ROW}, %i: tensor<i32>",
+        f"stablehlo.dynamic_update_slice %x, %y, %i : ({ROW}, {ROW}, tensor<i32>) -> {ROW}", [(2,), (3,), ()],
+        [(3,), (3,), ()], "d1 <= d0"),
+    "rows of one length": (
+        f"%x: {TABLE}, %y: {TABLE}", f"stablehlo.concatenate %x, %y, dim = 0 : ({TABLE}, {TABLE}) -> {TABLE}",
+        [(2, 2), (2, 3)], [(2, 3), (1, 3)], "d1 == d3"),
+    "what is contracted": (
+        f"%x: {TABLE}, %y: {TABLE}",
+        f"stablehlo.dot_general %x, %y, contracting_dims = [1] x [0] : ({TABLE}, {TABLE}) -> {TABLE}",
+        [(2, 2), (3, 3)], [(2, 3), (3, 1)], "d1 == d2"),
+    "as many elements": (
+        f"%x: {ROW}", f"stablehlo.reshape %x : ({ROW}) -> tensor<2x2xf32>", [(5,)], [(4,)], "d0 == 4"),
+    "no negative size": (
+        f"%x: {ROW}, %v: tensor<f32>",
+        f"stablehlo.pad %x, %v, low = [-3], high = [0], interior = [0] : ({ROW}, tensor<f32>) -> {ROW}", [(2,), ()],
+        [(3,), ()], "d0 - 3 >= 0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SIZED)
+def test_sizes_that_an_op_does_not_take_are_refused_before_it_runs(name: str) -> None:
+    args, op, wrong, right, fact = SIZED[name]
+    names = "%0:2" if "top_k" in op else "%0"
+    program = parse(f"func.func @main({args}) {{\n  {names} = {op}\n  return\n}}\n")
+    kinds = [np.int32 if each.endswith("i32>") else np.float32 for each in args.split(", ")]
+    run(program, [np.zeros(sizes, kind) for sizes, kind in zip(right, kinds, strict=True)])
+    with pytest.raises(SizeError) as caught:
+        run(program, [np.zeros(sizes, kind) for sizes, kind in zip(wrong, kinds, strict=True)])
+    assert str(caught.value.expected) == fact
+    assert caught.value.where is not None
