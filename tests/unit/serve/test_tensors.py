@@ -17,6 +17,7 @@ import pytest
 from smelt.client.wire import BYTES, NUMPY, datatype_of, to_bytes
 from smelt.device import numbers
 from smelt.serve.infer_request import LONGEST_TEMPLATE, MOST_TEMPLATES, Templates, parse
+from smelt.serve.oip import classify
 from smelt.serve.problems import RequestError, TooLargeError
 from smelt.serve.tensors import from_bytes, from_json, to_json
 
@@ -293,3 +294,16 @@ def test_a_template_does_not_judge_what_is_not_its_own() -> None:
         _, inputs = parse((text % (number, kind)).encode(), None, 100, None, templates)
         assert inputs["x"].tolist() == [float(number)]
         assert inputs["x"].dtype == NUMPY[kind]
+
+
+def test_the_largest_of_each_row_by_value_and_index() -> None:
+    rows = np.array([[0.125, 0.75, 0.25], [0.5, 0.5, -1.0]], np.float32)
+    for count in (None, 0):
+        assert classify(rows, count) is rows
+    assert classify(rows, 1).tolist() == [["0.750000:1"], ["0.500000:0"]]
+    assert classify(rows, 2).tolist() == [["0.750000:1", "0.250000:2"], ["0.500000:0", "0.500000:1"]]
+    assert classify(rows, 9).shape == (2, 3)
+    assert classify(np.array([3, 250], np.uint8), 2).tolist() == ["250.000000:1", "3.000000:0"]
+    for wrong, count in ((rows, True), (rows, -1), (rows, "2"), (rows > 0, 1), (rows[0, 0], 1)):
+        with pytest.raises(RequestError, match="classification does not fit"):
+            classify(wrong, count)
