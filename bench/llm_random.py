@@ -19,6 +19,8 @@ from smelt.ir.blocks import BLOCKS
 
 # layers, width, width of the MLP, heads, heads of keys and values, vocabulary
 SHAPES = {"tinyllama-1.1b": (22, 2048, 5632, 32, 4, 32_000), "smollm2-135m": (30, 576, 1536, 9, 3, 49_152)}
+# Two layers of Qwen3-30B-A3B: the width of an expert, then the number of experts and of those that a token takes.
+SHAPES |= {"qwen3-moe-2-layers": (2, 2048, 768, 32, 4, 151_936, 128, 8)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def write(path: Path, shape: tuple[int, ...], format: str) -> None:
     import gguf
 
-    layers, d, f, heads, groups, v = shape
+    layers, d, f, heads, groups, v, *mixture = shape
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(layers)
     writer.add_context_length(2048)
@@ -44,13 +46,17 @@ def write(path: Path, shape: tuple[int, ...], format: str) -> None:
     writer.add_head_count_kv(groups)
     writer.add_rope_dimension_count(d // heads)
     writer.add_layer_norm_rms_eps(1e-5)
+    if mixture:
+        writer.add_expert_count(mixture[0])
+        writer.add_expert_used_count(mixture[1])
     writer.add_vocab_size(v)
     writer.add_tokenizer_model("none")
     dice = np.random.default_rng(0)
 
-    def add(name: str, rows: int, columns: int) -> None:
-        kind = gguf.GGMLQuantizationType[format.upper()]
-        writer.add_tensor(f"{name}.weight", matrix(dice, format, rows, columns), raw_dtype=kind)
+    def add(name: str, rows: int, columns: int, *experts: int) -> None:
+        kind, count = gguf.GGMLQuantizationType[format.upper()], experts[0] if experts else 1
+        data = matrix(dice, format, count * rows, columns)
+        writer.add_tensor(f"{name}.weight", data.reshape(*experts, rows, -1), raw_dtype=kind)
 
     narrow = d // heads * groups
     add("token_embd", v, d)
@@ -58,10 +64,17 @@ def write(path: Path, shape: tuple[int, ...], format: str) -> None:
         for name in ("attn_norm", "ffn_norm"):
             writer.add_tensor(f"blk.{i}.{name}.weight", np.ones(d, np.float32))
         for name, rows, columns in (
-            *(("attn_q", d, d), ("attn_k", narrow, d), ("attn_v", narrow, d), ("attn_output", d, d)),
-            *(("ffn_gate", f, d), ("ffn_up", f, d), ("ffn_down", d, f)),
+            ("attn_q", d, d),
+            ("attn_k", narrow, d),
+            ("attn_v", narrow, d),
+            ("attn_output", d, d),
         ):
             add(f"blk.{i}.{name}", rows, columns)
+        for name, rows, columns in (("ffn_gate", f, d), ("ffn_up", f, d), ("ffn_down", d, f)):
+            add(f"blk.{i}.{name}_exps" if mixture else f"blk.{i}.{name}", rows, columns, *mixture[:1])
+        if mixture:
+            router = dice.standard_normal((mixture[0], d), np.float32)
+            writer.add_tensor(f"blk.{i}.ffn_gate_inp.weight", router)
     writer.add_tensor("output_norm.weight", np.ones(d, np.float32))
     add("output", v, d)
     writer.write_header_to_file()

@@ -135,16 +135,53 @@ def decomposition(row: Block, lead: tuple[int, ...], name: str = "") -> Func:
 def dot_decomposition(row: Block, x: Shape, w: Shape, name: str = "") -> Func:
     """The function (f32[group, row, k], ui8[group or 1, column, n, bytes]) → f32[group, row, column]."""
     f = FuncBuilder(name or f"smelt.block_dot.{row.name}", [x, w])
+    return f.func(_multiply(f, row, *f.args), visibility="private")
+
+
+def grouped_dot_decomposition(row: Block, x: Shape, w: Shape, sizes: Shape) -> Func:
+    """The function (f32[row, k], ui8[group, column, n, bytes], i32[group]) → f32[row, column]. Rows are sorted by
+    group, and `sizes` counts those of each: every group multiplies all rows, and a row takes what its own group made.
+    """
+    f = FuncBuilder(f"smelt.block_ragged_dot.{row.name}", [x, w, sizes])
     ops = BuildOps(f)
-    (groups, rows, depth), (held, columns, count, _) = x.sizes, w.sizes
+    (rows, depth), groups = x.sizes, w.sizes[0]
+    every = ops.spread(f.args[0], (1, 2), (groups, rows, depth))
+    made = _multiply(f, row, every, f.args[1])
+    ends = ops.spread(_add_up(f, f.args[2]), (0,), (groups, rows))
+    at = f.op("stablehlo.iota", iota_dimension=1, result=ends.shape).result
+    starts = f.subtract(ends, ops.spread(f.args[2], (0,), (groups, rows)))
+    is_here = f.and_(f.compare(at, starts, comparison_direction="GE"), f.compare(at, ends, comparison_direction="LT"))
+    kept = f.select(ops.spread(is_here, (0, 1), made.shape.sizes), made, ops.full(0.0, made))
+    with f.region(Shape.of(f32, ()), Shape.of(f32, ())) as r:
+        r.result(r.add(*r.args))
+    total = f.op("stablehlo.reduce", kept, f.constant(0.0, f32), dimensions=(0,), regions=(r.body,)).result
+    return f.func(total, visibility="private")
+
+
+def _add_up(b: Builder, x: Value) -> Value:
+    """The sums of all elements up to each one."""
+    ops, element, (count,) = BuildOps(b), x.shape.element, x.shape.sizes
+    square = Shape.of(element, (count, count))
+    places = [b.op("stablehlo.iota", iota_dimension=d, result=square).result for d in range(2)]
+    is_before = b.compare(*places, comparison_direction="LE")
+    zero = b.constant(0, element)
+    kept = b.select(is_before, ops.spread(x, (0,), square.sizes), b.full(0, square))
+    with b.region(Shape.of(element, ()), Shape.of(element, ())) as r:
+        r.result(r.add(*r.args))
+    return b.op("stablehlo.reduce", kept, zero, dimensions=(0,), regions=(r.body,)).result
+
+
+def _multiply(f: Builder, row: Block, x: Value, w: Value) -> Value:
+    ops = BuildOps(f)
+    (groups, rows, depth), (held, columns, count, _) = x.shape.sizes, w.shape.sizes
     assert isinstance(depth, int)
     assert count * row.length == depth
     parts = depth // row.group
-    scale_of, integers = round_rows(f, f.args[0])
+    scale_of, integers = round_rows(f, x)
     integers = ops.reshape(integers, groups, rows, parts, row.group)
-    factors = ops.reshape(levels(row, f.args[1], ops), held, columns, parts, row.group)
-    steps = [ops.reshape(scales(row, f.args[1], ops), held, columns, parts)]
-    minimum = minimums(row, f.args[1], ops)
+    factors = ops.reshape(levels(row, w, ops), held, columns, parts, row.group)
+    steps = [ops.reshape(scales(row, w, ops), held, columns, parts)]
+    minimum = minimums(row, w, ops)
     if minimum is not None:
         steps.append(ops.reshape(minimum, held, columns, parts))
     total = Shape.of(f32, (groups, rows, columns))
@@ -156,8 +193,7 @@ def dot_decomposition(row: Block, x: Shape, w: Shape, name: str = "") -> Func:
         term = _group_term(body, row, (integers, scale_of), (factors, *steps), body.args[0])
         after = body.add(body.args[0], body.constant(np.int64(1)))
         body.result(after, body.add(body.args[1], term))
-    loop = f.op("stablehlo.while", *state, regions=(condition.body, body.body))
-    return f.func(loop.results[1], visibility="private")
+    return f.op("stablehlo.while", *state, regions=(condition.body, body.body)).results[1]
 
 
 def round_rows(b: Builder, x: Value) -> tuple[Value, Value]:

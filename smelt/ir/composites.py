@@ -68,6 +68,12 @@ TABLE = (
         "f32[group, row, k], ui8[group or 1, column, n, bytes] → f32[group, row, column]: unblocked columns times rows"
         " that are rounded to 8 bits per 32 elements (`ir.block_ops` has every step)",
     ),
+    Composite(
+        "smelt.block_ragged_dot",
+        ("format",),
+        "f32[row, k], ui8[group, column, n, bytes], i32[group] → f32[row, column]: the same where rows are sorted by"
+        " group and each group has its own columns; rows behind the last group are zeros",
+    ),
     Composite("smelt.qdot", ("operands", "layout"), _QDOT, optional=_WINDOW),
     Composite(
         "smelt.lstm",

@@ -36,9 +36,9 @@ def op_operations(op: Op, program: Program) -> Size:
     match op.name.partition(".")[2]:
         case "dot_general" | "dot":
             return 2 * _count(op.results[0].type) * _contraction_size(op)
-        case "packed_dot" | "packed_conv":
+        case "packed_dot" | "grouped_dot" | "packed_conv":
             return 2 * _count(op.results[0].type) * contraction_size(op)
-        case "packed_block_dot":
+        case "packed_block_dot" | "grouped_block_dot":
             return 2 * _count(op.results[0].type) * op.operands[0].shape.sizes[2]
         case "winograd_conv":
             return 2 * _count(op.results[0].type) * 9 * op.operands[1].shape.sizes[2]

@@ -50,10 +50,13 @@ class Checkpoint:
     specials: Mapping[str, str] = field(default_factory=dict)  # bos_token, eos_token, … as text, for templates
     metadata: Mapping[str, Any] = field(default_factory=dict)  # of a GGUF file
 
-    def with_own_pages(self) -> Checkpoint:
-        """The same with pages of their own for layers with a window, where other layers see everything."""
+    def for_processor(self) -> Checkpoint:
+        """The same as the native engine computes it: layers with a window have pages of their own, where other layers
+        see everything, and experts multiply the tokens that chose them."""
         own = replace(self.config, own_pages=True)
-        return self if own.sliding is None else replace(self, config=own)
+        config = self.config if own.sliding is None else own
+        mixed = any(layer.experts is not None for layer in config.layers)
+        return replace(self, config=replace(config, grouped_experts=mixed))
 
     def with_cache(self, name: str) -> Checkpoint:
         """The same with another type of keys and values in memory."""

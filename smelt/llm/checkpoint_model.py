@@ -89,7 +89,7 @@ def load_checkpoint(
         )
     found = found.with_cache(cache or cache_type(found, precision, on_processor))
     if on_processor:
-        found = found.with_own_pages()
+        found = found.for_processor()
     wanted = choose_context(found.config, context)
     weights = _weight_bytes(found, precision)
     if limit is not None:

@@ -86,6 +86,7 @@ class Config:
     stop: tuple[int, ...] = ()  # tokens that end a text
     bos: int | None = None
     cache: DType = f32  # the elements of keys and values in memory
+    grouped_experts: bool = False  # experts multiply the tokens that chose them, not all
     own_pages: bool = False  # layers with a window have pages of their own, where other layers see everything
 
     @property

@@ -1,7 +1,7 @@
 """A mixture of experts as the MLP of a layer: a router chooses, the chosen experts' outputs are added up.
 
-Every expert computes every token, and experts that were not chosen are weighted by zero: correct for all sizes, and
-slow for many experts until there is a grouped GEMM.
+On a CPU, tokens are sorted by expert and each expert multiplies its own tokens (grouped GEMM). Elsewhere every expert
+computes every token, and experts that were not chosen are weighted by zero.
 """
 
 from __future__ import annotations
@@ -26,17 +26,29 @@ class Mixture(Model):
         self.up_experts = Matrix(f"{path}.up_experts.weight", formats, **wide)
         self.down_experts = Matrix(f"{path}.down_experts.weight", formats, e=experts.count, d=config.d, f=experts.f)
         self._activation = nn.activation(config.activation)
-        self._experts = experts
+        self._experts, self._grouped = experts, config.grouped_experts
 
     def __call__(self, x: Tensor) -> Tensor:
-        gate, up = (x.dot(each.dense(), "d") for each in (self.gate_experts, self.up_experts))
-        hidden = self._activation(gate) * up * self._shares(x)
-        return hidden.dot(self.down_experts.dense(), "e f")
+        weights, chosen = self._choose(x)
+        return self._multiply_groups(x, weights, chosen) if self._grouped else self._multiply_all(x, weights, chosen)
 
-    def _shares(self, x: Tensor) -> Tensor:
-        """The routing weight of each expert for each token, f32[s, e]; 0 for experts that were not chosen."""
-        chosen, places = self.router(x).softmax("e").top_k(self._experts.used, "e")
-        if self._experts.normalise:
-            chosen = chosen / chosen.sum("e")
-        spread = places.rename(e="n").one_hot(self._experts.count, "e")
-        return (spread * chosen.rename(e="n")).sum("n")
+    def _choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The weights f32[s, n] and the numbers i32[s, n] of the n experts that each token takes."""
+        weights, chosen = (each.rename(e="n") for each in self.router(x).softmax("e").top_k(self._experts.used, "e"))
+        return (weights / weights.sum("n") if self._experts.normalise else weights), chosen
+
+    def _multiply_groups(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """Rows are pairs of a token and one of its experts, sorted by expert; sums are in the order of the choice."""
+        experts, used = chosen.merge("s n", "r"), self._experts.used
+        order = experts.argsort("r")
+        sizes = experts.one_hot(self._experts.count, "e", "i32").sum("r")
+        rows = x.rename(s="t").take(order // used, "t")
+        gate, up = (rows.ragged_dot(each.dense(), sizes, "d") for each in (self.gate_experts, self.up_experts))
+        made = (self._activation(gate) * up).ragged_dot(self.down_experts.dense(), sizes, "f")
+        back = order.argsort("r").split("r", s=None, n=used)
+        return (made.take(back, "r") * weights).sum("n")
+
+    def _multiply_all(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        gate, up = (x.dot(each.dense(), "d") for each in (self.gate_experts, self.up_experts))
+        shares = (chosen.one_hot(self._experts.count, "e") * weights).sum("n")  # 0 for those that were not chosen
+        return (self._activation(gate) * up * shares).dot(self.down_experts.dense(), "e f")

@@ -13,31 +13,33 @@ from smelt.dim import product
 from smelt.dtype import DType, bf16, f32, i32
 from smelt.ir.attributes import GatherDims
 from smelt.ir.block_layout import Layout, can_pack
-from smelt.ir.block_ops import BuildOps, dot_decomposition
+from smelt.ir.block_ops import BuildOps, dot_decomposition, grouped_dot_decomposition
 from smelt.ir.block_pack import pack, take_columns
 from smelt.ir.blocks import BLOCKS, Block, elements
 from smelt.ir.build import Builder
 from smelt.ir.composites import encode
 from smelt.ir.core import Func, Op, Program, Value
+from smelt.ir.ops.linear import grouped_axes
 from smelt.ir.rewrite import Edit
 from smelt.ir.structure import fingerprint
 from smelt.passes.round_products import is_f32_product, round_product
 from smelt.shape import Shape
 
-COMPOSITES = frozenset({"smelt.unblock", "smelt.block_dot"})  # that `lower_blocks` knows
+COMPOSITES = frozenset({"smelt.unblock", "smelt.block_dot", "smelt.block_ragged_dot"})  # that `lower_blocks` knows
 
 
 # ---- precision "q8" ----
 
-_Key = tuple[str, Shape, Shape]
+_Key = tuple[object, ...]  # the name of a composite, the format and the shapes of operands
+_PRODUCTS = {"stablehlo.dot_general": "dot_dimension_numbers", "chlo.ragged_dot": "ragged_dot_dimension_numbers"}
 
 
 def round_activations(program: Program) -> Program:
     """The program with every product by unblocked weights on activations rounded to 8 bits, by bf16 ones to bf16."""
     signatures = {name: func.type for name, func in program.funcs.items()}
     edit, added = Edit(program.main, signatures), dict[_Key, Func]()
-    for op in [op for op in edit.ops() if op.name == "stablehlo.dot_general"]:
-        made = _block_dot(edit, op, added)
+    for op in [op for op in edit.ops() if op.name in _PRODUCTS]:
+        made = (_block_dot if op.name == "stablehlo.dot_general" else _block_ragged_dot)(edit, op, added)
         if made is None and is_f32_product(op) and _is_widened(edit, op.operands[1]):
             made = round_product(edit, op)
         if made is not None:
@@ -71,21 +73,40 @@ def _block_dot(edit: Edit, dot: Op, added: dict[_Key, Func]) -> Value | None:
     batch = dims.rhs_batching_dimensions
     columns = [d for d in range(last) if d not in batch]
     w = _merge(b, w, (batch, columns), 2)
-    key = row.name, x.shape, w.shape
+    made = _composite(edit, dot, added, "smelt.block_dot", row, x, w)
+    return _reshape(edit.before(dot), made, dot.result.shape)
+
+
+def _block_ragged_dot(edit: Edit, dot: Op, added: dict[_Key, Func]) -> Value | None:
+    """The same for a product of which groups of rows have their own matrices."""
+    x, rhs, sizes = edit.operands(dot)
+    found, groups = _unblock(edit, rhs), grouped_axes(dot)
+    if found is None or groups is None or {x.shape.dtype, dot.result.shape.dtype} != {f32}:
+        return None
+    row, w = found
+    if not can_pack(row) or dot.attrs[_PRODUCTS[dot.name]].rhs_contracting_dimensions != (2,):
+        return None
+    w = _merge(edit.before(dot), w, groups, 2)
+    return _composite(edit, dot, added, "smelt.block_ragged_dot", row, x, w, sizes)
+
+
+def _composite(edit: Edit, dot: Op, added: dict[_Key, Func], name: str, row: Block, *operands: Value) -> Value:
+    shapes = [value.shape for value in operands]
+    key = name, row.name, *shapes
     if key not in added:
-        func = dot_decomposition(row, x.shape, w.shape)
-        name = f"smelt.block_dot.{fingerprint(func).hex()[:24]}"
-        added[key] = Func(name, func.body, "private")
-        edit.signatures[name] = func.type
+        x, w, *sizes = shapes
+        func = grouped_dot_decomposition(row, x, w, *sizes) if sizes else dot_decomposition(row, x, w)
+        called = f"{name}.{fingerprint(func).hex()[:24]}"
+        added[key] = Func(called, func.body, "private")
+        edit.signatures[called] = func.type
     made = edit.before(dot).op(
         "stablehlo.composite",
-        x,
-        w,
-        name="smelt.block_dot",
-        composite_attributes=encode("smelt.block_dot", {"format": row.name}),
+        *operands,
+        name=name,
+        composite_attributes=encode(name, {"format": row.name}),
         decomposition=added[key].name,
     )
-    return _reshape(edit.before(dot), made.result, dot.result.shape)
+    return made.result
 
 
 def _unblock(edit: Edit, value: Value) -> tuple[Block, Value] | None:
@@ -119,7 +140,7 @@ def _reshape(b: Builder, value: Value, shape: Shape) -> Value:
 def lower_blocks(edit: Edit) -> int:
     """Block products as kernels; rows looked up in packed weights, or in a file's bytes."""
     packed: dict[Value, tuple[Layout, Value]] = {}  # by the bytes that were packed
-    products = [op for op in edit.ops() if _is_composite(op, "smelt.block_dot")]
+    products = [op for op in edit.ops() if _is_composite(op, "smelt.block_dot", "smelt.block_ragged_dot")]
     for op in products:
         _replace(edit, op, _packed_dot(edit, op, packed))
     lookups = [op for op in edit.ops() if op.name == "stablehlo.gather"]
@@ -132,8 +153,8 @@ def lower_blocks(edit: Edit) -> int:
     return count
 
 
-def _is_composite(op: Op, name: str) -> bool:
-    return op.name == "stablehlo.composite" and bool(op.attrs["name"] == name)
+def _is_composite(op: Op, *names: str) -> bool:
+    return op.name == "stablehlo.composite" and op.attrs["name"] in names
 
 
 def _replace(edit: Edit, op: Op, made: Value) -> None:
@@ -146,7 +167,7 @@ def _replace(edit: Edit, op: Op, made: Value) -> None:
 
 
 def _packed_dot(edit: Edit, op: Op, packed: dict[Value, tuple[Layout, Value]]) -> Value:
-    x, w = edit.operands(op)
+    x, w, *sizes = edit.operands(op)
     layout = Layout.of(str(op.attrs["composite_attributes"].get("format")))
     source = w
     while (maker := edit.maker(source)) is not None and maker.name == "stablehlo.reshape":
@@ -157,8 +178,14 @@ def _packed_dot(edit: Edit, op: Op, packed: dict[Value, tuple[Layout, Value]]) -
         packed[source] = layout, pack(b, layout, BuildOps(b).reshape(source, *w.shape.sizes))
     _, panels = packed[source]
     b = edit.before(op)
+    if sizes:
+        x = _reshape(b, x, Shape.of(x.shape.dtype, (1, *x.shape.sizes)))
     rounded = b.op("smelt.round_blocks", x, group=layout.group, zero=layout.zero).results
-    return b.op("smelt.packed_block_dot", *rounded, panels, format=layout.row.name, result=op.result.shape).result
+    if not sizes:
+        return b.op("smelt.packed_block_dot", *rounded, panels, format=layout.row.name, result=op.result.shape).result
+    result = Shape.of(f32, (1, *op.result.shape.sizes))
+    made = b.op("smelt.grouped_block_dot", *rounded, panels, *sizes, format=layout.row.name, result=result).result
+    return _reshape(b, made, op.result.shape)
 
 
 def _lookup(edit: Edit, op: Op, packed: dict[Value, tuple[Layout, Value]]) -> Value | None:

@@ -1,8 +1,9 @@
 """Weight prepacking: GEMMs, convolutions and depthwise convolutions over packed B panels.
 
 `dot_general` and `convolution` become `smelt.packed_dot`, `smelt.packed_conv`, `smelt.winograd_conv` and
-`smelt.depthwise_conv`. Packing (`smelt.relayout`) is an op of its own before the GEMM, so `split_prepare`
-moves the packing of weights out of the run. Called by `pipeline`.
+`smelt.depthwise_conv`; a grouped GEMM (`chlo.ragged_dot`) becomes `smelt.grouped_dot` on a processor. Packing
+(`smelt.relayout`) is an op of its own before the GEMM, so `split_prepare` moves the packing of weights out of the run.
+Called by `pipeline`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 from smelt.dim import Size, product
 from smelt.ir.attributes import DotDims
 from smelt.ir.core import Value
+from smelt.ir.ops.linear import grouped_axes
 from smelt.ir.ops.packed import OCTET, PAIR, WINOGRAD_G
 from smelt.ir.rewrite import Match, Rule, op
 from smelt.layout import panels
@@ -46,8 +48,14 @@ def pack_rules(width: int, *, simt: bool = False) -> list[Rule]:
     def convolution(m: Match) -> Value | None:
         return _pack_convolution(m, width, packs, not simt)
 
+    def ragged_dot(m: Match) -> Value | None:
+        return None if simt else _pack_ragged_dot(m, width, packs)
+
     return [
         Rule(op("stablehlo.dot_general", "x", "y"), dot, "a GEMM reads packed B panels"),
+        Rule(
+            op("chlo.ragged_dot", "x", "y", "sizes"), ragged_dot, "a grouped GEMM reads packed B panels of each group"
+        ),
         Rule(op("stablehlo.convolution", "x", "y"), convolution, "implicit GEMM: a window row is contiguous in NHWC"),
     ]
 
@@ -67,6 +75,21 @@ def _pack_dot(m: Match, width: int, packs: Packs) -> Value | None:
     packed = m.build.op("smelt.relayout", right, layout=layout).result
     result = Shape.of(m.shape.dtype, (*left.shape.sizes[:2], right.shape.sizes[2]))
     made = m.build.op("smelt.packed_dot", left, packed, result=result, layout=layout).result
+    return _reshape(m, made, m.shape)
+
+
+def _pack_ragged_dot(m: Match, width: int, packs: Packs) -> Value | None:
+    lhs, rhs, axes = m["x"], _stored_narrow(m, m["y"]), grouped_axes(m.op)
+    layout = _layout(m, rhs, width, packs)
+    if layout is None or axes is None:
+        return None
+    group, columns = axes
+    summed = m.op.attrs["ragged_dot_dimension_numbers"].rhs_contracting_dimensions
+    left = _reshape(m, lhs, Shape.of(lhs.shape.dtype, (1, *lhs.shape.sizes)))
+    right = _merge_axes(m, rhs, (group, summed, columns))
+    packed = m.build.op("smelt.relayout", right, layout=layout).result
+    result = Shape.of(m.shape.dtype, (1, *m.shape.sizes))
+    made = m.build.op("smelt.grouped_dot", left, packed, m["sizes"], result=result, layout=layout).result
     return _reshape(m, made, m.shape)
 
 

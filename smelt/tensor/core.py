@@ -631,6 +631,19 @@ class Tensor:
         """Contract the named axes (a matmul); other axes that both have are batch axes."""
         return contracting.dot(self, other, axes, result=result)
 
+    def ragged_dot(self, other: Tensor, sizes: Tensor, axis: str) -> Tensor:
+        """A grouped GEMM: rows that are sorted by group, each group with its own matrix.
+
+        `[row, k]` by `[group, column, k]` with `sizes` `[group]`, the rows of each group. Rows behind the last group
+        give zeros.
+
+        >>> import smelt
+        >>> x, w = smelt.symbolic("f32[r=R, d=4]"), smelt.symbolic("f32[e=3, f=8, d=4]")
+        >>> x.ragged_dot(w, smelt.symbolic("i32[e=3]"), "d").shape
+        f32[r=R, f=8]
+        """
+        return contracting.ragged_dot(self, other, sizes, axis)
+
     def conv(
         self,
         kernel: Tensor,

@@ -14,6 +14,7 @@ from smelt.ir.ops import (
     control,
     dynamic,
     elementwise,
+    grouped,
     index,
     linear,
     packed,
@@ -29,8 +30,8 @@ from smelt.ir.ops import (
 from smelt.ir.ops.definition import OpDef
 
 FAMILIES = (
-    *(elementwise, shape, index, reduce, window, linear, packed, packed_blocks, attention, paged_attention),
-    *(random, quantize, control, collective, dynamic, testing),
+    *(elementwise, shape, index, reduce, window, linear, packed, packed_blocks, grouped),
+    *(attention, paged_attention, random, quantize, control, collective, dynamic, testing),
 )
 OPS: dict[str, OpDef] = {row.name: row for family in FAMILIES for row in family.ROWS}
 

@@ -534,6 +534,18 @@ def ragged_prefix(rank: int, dims: RaggedDotDims) -> list[int]:
             return batch + [d for d in _free(rank, batch, contract) if d < ragged]
 
 
+def grouped_axes(op: Op) -> tuple[tuple[int], tuple[int]] | None:
+    """(group, column) axes of the right operand of a grouped GEMM: rows [row, k], sorted by group, by one matrix for
+    each group. None for other ragged products."""
+    dims: RaggedDotDims = op.attrs["ragged_dot_dimension_numbers"]
+    lhs, rhs, sizes = (value.shape for value in op.operands)
+    plain = (lhs.rank, rhs.rank, sizes.rank) == (2, 3, 1) and not dims.lhs_batching_dimensions
+    if not plain or dims.lhs_contracting_dimensions != (1,) or ragged_mode(dims) != "free":
+        return None
+    (group,), (summed,) = dims.rhs_group_dimensions, dims.rhs_contracting_dimensions
+    return (group,), (3 - group - summed,)
+
+
 def _infer_ragged_dot(call: Call) -> list[Type]:
     lhs, rhs, groups = call.shapes
     dims: RaggedDotDims = call.attrs["ragged_dot_dimension_numbers"]

@@ -57,7 +57,7 @@ def _relayout(frame: Frame, op: Op, x: Array) -> Array:
 def contraction_size(op: Op) -> Size:
     """The number of products in each sum of a packed product."""
     left = op.operands[0].shape.sizes[-1]
-    if op.name == "smelt.packed_dot":
+    if op.name != "smelt.packed_conv":
         return left
     return floordiv(left, op.operands[1].shape.sizes[0]) * prod(taps_of(op.attrs).window)
 
@@ -65,7 +65,7 @@ def contraction_size(op: Op) -> Size:
 # ---- products ----
 
 
-def _check_types(call: Call) -> None:
+def check_types(call: Call) -> None:
     """One plain float type; bf16 with sums of f32; f32 by bf16 or f16; or ui8 by i8 with sums of i32."""
     types = call.shape(0).dtype, call.shape(1).dtype, call.declared_shape().dtype
     alike = len({*types}) == 1 and isinstance(types[0], DType) and types[0].is_float
@@ -77,7 +77,7 @@ def _check_types(call: Call) -> None:
     )
 
 
-def _check_panels(call: Call, groups: Size, depth: Size, columns: Size) -> Layout:
+def check_panels(call: Call, groups: Size, depth: Size, columns: Size) -> Layout:
     """The right operand is a matrix [group, k, column] in the layout; one group may stand for all."""
     layout, stored = _layout(call, 3), call.shape(1)
     call.require(layout.axes[:1] == ((Digit(0, 1, 0),),), "", "groups are the first stored axis", got=str(layout))
@@ -100,10 +100,10 @@ def sum_products(rows: Array, matrix: Array, total: DType) -> Array:
 
 def _infer_packed_dot(call: Call) -> Sequence[Type]:
     lhs, result = call.shape(0), call.declared_shape()
-    _check_types(call)
+    check_types(call)
     call.require(lhs.rank == 3, "", "the left operand must be [group, row, k]", got=lhs)
     call.require(result.rank == 3, "", "the result must be [group, row, column]", got=result)
-    _check_panels(call, lhs.sizes[0], lhs.sizes[2], result.sizes[2])
+    check_panels(call, lhs.sizes[0], lhs.sizes[2], result.sizes[2])
     return [Shape.of(result.dtype, (*lhs.sizes[:2], result.sizes[2]))]
 
 
@@ -162,7 +162,7 @@ def checked_taps(call: Call, images: Shape, window: Sequence[int]) -> Taps:
 
 def _infer_packed_conv(call: Call) -> Sequence[Type]:
     images, panels, result = call.shape(0), call.shape(1), call.declared_shape()
-    _check_types(call)
+    check_types(call)
     taps = checked_taps(call, images, call.attrs["window"])
     channels, features = images.sizes[-1], result.sizes[-1]
     call.require(panels.rank > 0, "", "the right operand must be in the layout", got=panels)
@@ -170,7 +170,7 @@ def _infer_packed_conv(call: Call) -> Sequence[Type]:
     for count_of, size in (("channels", channels), ("features", features)):
         call.same_size(groups * floordiv(size, groups), size, "", f"each group has the same number of {count_of}")
     depth = floordiv(channels, groups)
-    layout = _check_panels(call, groups, depth * prod(taps.window), floordiv(features, groups))
+    layout = check_panels(call, groups, depth * prod(taps.window), floordiv(features, groups))
     run = depth * taps.window[-1] if taps.dilations[-1] == 1 and groups == 1 else depth
     whole = not layout.pads(K, (groups, run, features))
     call.require(whole, "", f"the channels of a window's row are a multiple of {layout.multiple(K)}", got=images)
@@ -261,14 +261,14 @@ def _winograd_conv(frame: Frame, op: Op, images: Array, panels: Array) -> Array:
     return result[:, :high, :wide].astype(op.result.shape.element.numpy)
 
 
-_LAYOUT = Attr("layout", STRING)
+LAYOUT = Attr("layout", STRING)
 _TAPS = tuple(Attr(name, INTS) for name in ("window", "strides", "dilations"))
 _PADDING = Attr("padding", PAIRS, None)
 
 ROWS = [
-    OpDef("smelt.relayout", "x", _infer_relayout, _relayout, (_LAYOUT,)),
-    OpDef("smelt.packed_dot", "lhs rhs", _infer_packed_dot, _packed_dot, (_LAYOUT,)),
-    OpDef("smelt.packed_conv", "images panels", _infer_packed_conv, _packed_conv, (_LAYOUT, *_TAPS, _PADDING)),
+    OpDef("smelt.relayout", "x", _infer_relayout, _relayout, (LAYOUT,)),
+    OpDef("smelt.packed_dot", "lhs rhs", _infer_packed_dot, _packed_dot, (LAYOUT,)),
+    OpDef("smelt.packed_conv", "images panels", _infer_packed_conv, _packed_conv, (LAYOUT, *_TAPS, _PADDING)),
     OpDef("smelt.winograd_conv", "images panels", _infer_winograd_conv, _winograd_conv),
     OpDef("smelt.depthwise_conv", "images kernel", _infer_depthwise_conv, _depthwise_conv, _TAPS[1:]),
 ]

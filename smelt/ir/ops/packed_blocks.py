@@ -55,6 +55,15 @@ def _round(frame: Frame, op: Op, x: Array) -> tuple[Array, Array, Array]:
 
 
 def _infer_dot(call: Call) -> Sequence[Type]:
+    check_block_dot(call)
+    q, panels, result = call.shape(0), call.shape(3), call.declared_shape()
+    if panels.sizes[0] != 1:
+        call.same_size(q.sizes[0], panels.sizes[0], "", "both operands have the same groups")
+    return [Shape.of(f32, (*q.sizes[:2], result.sizes[2]))]
+
+
+def check_block_dot(call: Call) -> None:
+    """Rounded rows, packed columns of a format, and the product."""
     q, scale, totals, panels = (call.shape(i) for i in range(4))
     result = call.declared_shape()
     call.require(call.attrs["format"] in BLOCKS, "", "an unknown format", got=call.attrs["format"])
@@ -71,15 +80,16 @@ def _infer_dot(call: Call) -> Sequence[Type]:
         call.same_size(shape.sizes[2] * per, q.sizes[2], "", f"a number for each {per} elements")
         for size, want in zip(shape.sizes[:2], q.sizes[:2], strict=True):
             call.same_size(size, want, "", "rows have the same integers, scales and sums")
-    if panels.sizes[0] != 1:
-        call.same_size(q.sizes[0], panels.sizes[0], "", "both operands have the same groups")
     call.same_size(panels.sizes[1], ceildiv(result.sizes[2], COLUMNS), "", "the panels hold the columns")
-    return [Shape.of(f32, (*q.sizes[:2], result.sizes[2]))]
 
 
 def _dot(frame: Frame, op: Op, q: Array, scale: Array, totals: Array, panels: Array) -> Array:
-    layout = Layout.of(op.attrs["format"])
-    columns = frame.shape(op.result.type)[2]
+    return multiply_blocks(op.attrs["format"], frame.shape(op.result.type)[2], q, scale, totals, panels)
+
+
+def multiply_blocks(format: str, columns: int, q: Array, scale: Array, totals: Array, panels: Array) -> Array:
+    """Rounded rows by packed columns, of which there are `columns`."""
+    layout = Layout.of(format)
     found = unpack(layout, panels)
     group, (lead, rows, depth) = layout.group, q.shape
     made = np.zeros((lead, rows, columns), np.float32)

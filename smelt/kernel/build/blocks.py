@@ -15,7 +15,7 @@ from smelt.ir.ops.packed_blocks import LEAST, MOST
 from smelt.kernel.build.gemm import Columns, chunk_bounds, count_chunks, element_place, memory_layout
 from smelt.kernel.build.sinks import Output, sink
 from smelt.kernel.loops.grammar import Amount, Bitcast, BlockMma, Expr, Fold, Number, Place, Slice, add, scale
-from smelt.kernel.loops.nest import Index, Nest, flat, tensor
+from smelt.kernel.loops.nest import Nest, flat, tensor
 
 ROWS, FEWEST = 96, 8  # rows of a chunk: at most, and least where few panels would leave cores idle
 CACHED = 256 << 10  # bytes of a chunk's rows, which stay in L2
@@ -76,25 +76,32 @@ def _sum_tile(nest: Nest, array: str, first: int, count: int) -> Expr:
 
 @sink("smelt.packed_block_dot", anchor=True, addressed=(0, 1, 2, 3), in_runs=(0, 1, 2, 3))
 def packed_block_dot(nest: Nest, op: Op, output: Output) -> None:
-    *left, panels = op.operands
-    groups, rows, depth = tensor(left[0]).sizes
-    held, count, blocks, size = tensor(panels).sizes
-    most = _chunk_rows(rows, depth)
+    groups, rows, depth = tensor(op.operands[0]).sizes
+    held, count, *_ = tensor(op.operands[3]).sizes
+    most = chunk_rows(rows, depth)
     chunks = count_chunks(rows, most, FEWEST, groups * count)
     with nest.loops((groups, chunks, count)) as (group, chunk, panel):
         first, used = chunk_bounds(nest, chunk, rows, chunks)
         tile = nest.tile("tile", f32, most * COLUMNS)
         columns = Columns.of(nest, panel, COLUMNS, tensor(op.result).sizes[2])
-        q, scales, totals = (_rows(nest, op, each, (group, first), used) for each in left)
-        place = element_place(nest, op, panels, (Number(0) if held == 1 else group, panel, Number(0), Number(0)))
-        records = Slice(place, (Amount(blocks), Amount(size)), (Amount(size), Number(1)))
-        nest.emit(BlockMma(columns.sums(tile, Number(0), used), q, scales, totals, records, op.attrs["format"]))
-        with nest.loop(used, "ordered") as row:
-            here: Index = (group, add(first, row))
-            columns.store(nest, op, output, tile, row, lambda column: (*here, column))
+        matrix = Number(0) if held == 1 else group
+        multiply_blocks(nest, op, tile, (group, first, used), (matrix, panel), columns)
+        columns.store_rows(nest, op, output, tile, (group, first), used)
 
 
-def _chunk_rows(rows: Size, depth: Size) -> int:
+def multiply_blocks(
+    nest: Nest, op: Op, tile: str, rows: tuple[Expr, Expr, Expr], panel: tuple[Expr, Expr], columns: Columns
+) -> None:
+    """Rows (group, first, count) × one panel (matrix, number), over all of k, into a local tile."""
+    (group, first, used), (*left, panels) = rows, op.operands[:4]
+    *_, blocks, size = tensor(panels).sizes
+    q, scales, totals = (_rows(nest, op, each, (group, first), used) for each in left)
+    place = element_place(nest, op, panels, (*panel, Number(0), Number(0)))
+    records = Slice(place, (Amount(blocks), Amount(size)), (Amount(size), Number(1)))
+    nest.emit(BlockMma(columns.sums(tile, Number(0), used), q, scales, totals, records, op.attrs["format"]))
+
+
+def chunk_rows(rows: Size, depth: Size) -> int:
     """Rows of the largest chunk: they stay in L2 while all panels pass."""
     assert isinstance(depth, int)
     most = min(ROWS, max(FEWEST, CACHED // max(depth, 1) // FEWEST * FEWEST))

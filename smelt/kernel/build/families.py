@@ -17,6 +17,7 @@ from smelt.kernel.build import (
     gather_scatter,
     gemm,
     gemm_simt,
+    grouped,
     linalg,
     paged_attention,
     paged_attention_simt,
@@ -36,7 +37,7 @@ from smelt.kernel.loops.nest import PULLS
 FAMILIES = (
     *(elementwise, quantise, gather_scatter, reduce, window, select_and_scatter, scan, sort),
     *(gemm_simt, conv_simt, attention_simt, paged_attention_simt),
-    *(gemm, relayout, blocks, conv, depthwise, winograd, attention, paged_attention, linalg, fft, random),
+    *(gemm, relayout, blocks, grouped, conv, depthwise, winograd, attention, paged_attention, linalg, fft, random),
 )
 
 __all__ = ["ADDRESSED", "ANCHORS", "FAMILIES", "IN_RUNS", "PULLS", "SINKS", "UPDATES"]

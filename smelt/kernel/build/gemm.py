@@ -91,7 +91,7 @@ FORMS = (F32, F32_F16, F32_BF16, BF16, INT8, TENSOR_BF16, TENSOR_F32_BF16)
 
 def form_of(op: Op) -> Form | None:
     """The form of a packed product, if there is a micro-kernel for its types and its layout."""
-    left, right = map(tensor, op.operands)
+    left, right = map(tensor, op.operands[:2])
     types, line = (left.element, right.element, tensor(op.result).element), right.sizes[-1]
     if not isinstance(line, int):
         return None
@@ -189,17 +189,20 @@ def multiply(
     form: Form = F32,
     *,
     few: bool = False,
+    matrix: Expr | None = None,
 ) -> None:
-    """Rows (group, first, count) × panels, K-block by K-block, into a local tile. `few`: one call takes all panels."""
-    lhs, panels = op.operands
+    """Rows (group, first, count) × panels, K-block by K-block, into a local tile. `few`: one call takes all panels.
+    `matrix`: which one the panels are of, where that is not the group's."""
+    lhs, panels = op.operands[:2]
     group, first, used = rows
     depth, shared = tensor(lhs).sizes[2], tensor(panels).sizes[0] == 1
+    which = matrix if matrix is not None else Number(0) if shared else group
     with nest.loop(maximum(ceildiv(depth, form.block), 1), "ordered") as block:
         done = nest.let(scale(block, form.block))
         extent = nest.apply("minimum", Number(form.block), nest.let(add(depth, scale(done, -1))), dtype=i64)
         lines = nest.let(scale(block, form.block // form.k_pack))
         with panels_here.all(nest) if few else panels_here.each(nest) as (begin, panel, columns):
-            b = panel_slice(nest, op, (Number(0) if shared else group, panel, lines), extent, columns)
+            b = panel_slice(nest, op, (which, panel, lines), extent, columns)
             whole = few and isinstance(used, Amount)  # so little work that its estimate must not count a loop
             with row_tiles(nest, used, height, whole=whole) as ((part, parts), above, tall):
                 a = row_slice(nest, op, lhs, (group, add(first, above), done), (tall, extent))
@@ -266,6 +269,12 @@ class Columns(Frozen):
         with nest.loop(self.used, "lane") as j:
             element = nest.read(tile, add(scale(row, self.width), j), self.element)
             output.finish(nest, op, index(add(self.first, j)), element)
+
+    def store_rows(self, nest: Nest, op: Op, output: Output, tile: str, first: tuple[Expr, Expr], rows: Expr) -> None:
+        """Store rows of the tile through the epilogue; `first`: the index (group, row) of the first one."""
+        with nest.loop(rows, "ordered") as row:
+            here = (first[0], add(first[1], row))
+            self.store(nest, op, output, tile, row, lambda column: (*here, column))
 
 
 class Panels(Frozen):

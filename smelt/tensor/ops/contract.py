@@ -1,4 +1,4 @@
-"""Contractions: `dot` by axis name, `@`, convolution and pooling.
+"""Contractions: `dot` by axis name, `@`, grouped GEMM, convolution and pooling.
 
 `dot` contracts the axes it names; axes that both operands have besides are batch axes. Convolutions and pooling work
 over named spatial axes, in any order. `Tensor`'s methods call these functions.
@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from smelt.dim import Size
 from smelt.dtype import DType, dtype
-from smelt.ir.attributes import ConvDims, DotDims
+from smelt.ir.attributes import ConvDims, DotDims, RaggedDotDims
 from smelt.shape import Shape
 from smelt.tensor.axes import find_axis, names_of
 from smelt.tensor.ops import elementwise as el
+from smelt.tensor.ops.move import transpose
 from smelt.tensor.promotion import promote
 from smelt.tensor.proving import current_facts, equal
 from smelt.tensor.record import binary_region, constant, emit, operand
@@ -69,6 +70,43 @@ def dot(x: Tensor, y: Tensor, axes: str | Sequence[Any], *, result: str | DType 
     )
     rest = [name for each in (x.shape.names, y.shape.names) for name in each if name not in (*batch, *contracted)]
     return _dot_general(x, y, dims, (*batch, *rest), left, right, result)
+
+
+def ragged_dot(x: Tensor, y: Tensor, sizes: Tensor, axis: str) -> Tensor:
+    """A grouped GEMM: the rows of x are sorted by group, and each group has its own matrix in y.
+
+    x has the axes of rows and `axis`, which is summed over; y has `axis`, that of `sizes` and that of the columns;
+    `sizes[g]` is the number of rows of group g. Rows behind the last group give zeros.
+    """
+    left, right, counts = operand("left", x), operand("right", y), operand("sizes", sizes)
+    names = x.shape.names or (), y.shape.names or (), sizes.shape.names or ()
+    if tuple(map(len, names)) != (2, 3, 1) or not sizes.dtype.is_integer:
+        refuse(
+            "ragged_dot: [row, k] by [group, column, k] with integer sizes [group], all axes with names",
+            left,
+            right,
+            counts,
+        )
+    (group,) = names[2]
+    for shown, label, wanted in ((left, "left", {axis}), (right, "right", {axis, group})):
+        lacking = sorted(wanted - {*(shown.shape.names or ())})
+        if lacking:
+            refuse(f'ragged_dot over "{axis}": the {label} operand has no axis "{lacking[0]}"', left, right, counts)
+    row, column = (name for name in (*names[0], *names[1]) if name not in (axis, group))
+    for name, (a, b) in ((axis, (x, y)), (group, (sizes, y))):
+        first, second = (each.shape.sizes[(each.shape.names or ()).index(name)] for each in (a, b))
+        if not (answer := equal(first, second)):
+            refuse(
+                f'ragged_dot: the axis "{name}" has different sizes, {first} and {second}',
+                left,
+                right,
+                counts,
+                answer=answer,
+            )
+    element = promote("ragged_dot", left, right)
+    dims = RaggedDotDims((), (), (1,), (names[1].index(axis),), (0,), (names[1].index(group),))
+    rows, matrices = el.cast(transpose(x, row, axis), element), el.cast(y, element)
+    return emit("chlo.ragged_dot", rows, matrices, sizes, names=(row, column), ragged_dot_dimension_numbers=dims)
 
 
 def _batch_remedy(name: str, missing: str) -> str:

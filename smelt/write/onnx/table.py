@@ -40,7 +40,7 @@ REFUSED: dict[str, str] = {
         f"smelt.{name}": _PACKED
         for name in (
             "relayout", "packed_dot", "packed_conv", "winograd_conv", "depthwise_conv", "round_blocks",
-            "packed_block_dot", "attention", "paged_attention", "round_to_byte",
+            "packed_block_dot", "grouped_dot", "grouped_block_dot", "attention", "paged_attention", "round_to_byte",
         )
     },
     "stablehlo.rng": "random numbers of ONNX cannot be repeated",
