@@ -46,6 +46,14 @@ PACKED: list[Row] = [
     ("smelt.packed_dot", "1x2x3xf32 1x1x2x4xf32", "1x2x4xf32", F4, "the right operand holds k and the columns"),
     ("smelt.packed_dot", "3x2x3xf32 2x1x3x4xf32", "3x2x4xf32", F4, "both operands have the same groups"),
     ("smelt.packed_dot", "1x2x3xf32 1x1x3x4xf32", "1x2x5xf32", F4, "the right operand holds k and the columns"),
+    ("smelt.grouped_dot", "2x3xf32 5x1x3x4xf32 5xi32", "1x2x4xf32", F4, "the left operand must be [1, row, k]"),
+    ("smelt.grouped_dot", "1x2x3xf32 5x1x3x4xf32 5xi32", "2x4xf32", F4, "the result must be [1, row, column]"),
+    ("smelt.grouped_dot", "1x2x3xf32 5x1x3x4xf32 5xf32", "1x2x4xf32", F4, "the sizes of groups are integers [group]"),
+    ("smelt.grouped_dot", "1x2x3xf32 5x1x3x4xf32 1x5xi32", "1x2x4xf32", F4, "the sizes of groups are integers [group]"),
+    ("smelt.grouped_dot", "1x2x3xf32 5x1x3x4xf32 4xi32", "1x2x4xf32", F4, "there is a size for each group"),
+    ("smelt.grouped_dot", "2x2x3xf32 5x1x3x4xf32 5xi32", "2x2x4xf32", F4, "the rows of all groups are one matrix"),
+    ("smelt.grouped_dot", "1x2x3xf32 5x1x2x4xf32 5xi32", "1x2x4xf32", F4, "the right operand holds k and the columns"),
+    ("smelt.grouped_block_dot", f"{ROWS} 5x1x2x288xui8 4xi32", "1x2x9xf32", Q4_0, "there is a size for each group"),
     ("smelt.packed_conv", "1x3xf32 1x1x3x4xf32", "1x4xf32", taps(F4), "images must be [batch, (y,) x, channel]"),
     ("smelt.packed_conv", "1x5x3xf32 1x3x4xf32", "1x5x4xf32", taps(F4), "the right operand must be in the layout"),
     ("smelt.packed_conv", "1x5x3xf32 1x1x3x4xf32", "5x4xf32", taps(F4), "the result has the axes of the images"),
@@ -145,6 +153,8 @@ TAKEN = [
     ("smelt.packed_dot", "2x2x4xui8 2x2x1x16xi8", "2x2x5xi32", I4),
     ("smelt.packed_conv", "1x5x8xui8 2x1x1x16xi8", "1x5x8xi32", taps(I4)),
     ("smelt.packed_block_dot", f"{ROWS} 1x1x2x288xui8", "1x2x9xf32", Q4_0),
+    ("smelt.grouped_dot", "1x2x3xf32 5x1x3x4xf32 5xi32", "1x2x4xf32", F4),
+    ("smelt.grouped_block_dot", f"{ROWS} 5x1x2x288xui8 5xi64", "1x2x9xf32", Q4_0),
     ("smelt.round_blocks", "1x0x32xf32", "1x0x32xi8 1x0x1xf32 1x0x2xf32", "group = 16 : i64, zero = 0 : i64"),
     *(
         lapack("dgehrd", "3x3xf64", "3x3xf64 2xf64 i32", "", f"low = {low} : i32, high = {high} : i32")[:4]
