@@ -295,3 +295,18 @@ def test_of_a_prompt_cache_that_is_larger_than_the_pool_the_beginning_stays(tmp_
     assert found.length == 4 * PAGE
     for got, want in zip(small.read(0, found.pages), large.read(0, known.pages[:4]), strict=True):
         assert np.array_equal(got, want)
+
+
+def test_a_sequence_is_long_by_its_whole_length() -> None:
+    """Above the switch of a model's frequencies, whether the tokens or the stated length say so."""
+    pages = Pages(16, switch=100)
+    for count, length, wanted in (
+        (100, None, False),
+        (101, None, True),
+        (5, 100, False),
+        (5, 101, True),
+        (200, 9, False),
+    ):
+        found = pages.match(list(range(count)), length)
+        assert (found.is_long, found.most) == (wanted, None if wanted else 100)
+    assert not Pages(16).match(list(range(500))).is_long
