@@ -199,6 +199,8 @@ def test_stop_strings_are_not_in_the_text(model: LanguageModel) -> None:
     answer = model.generate(CASE.tokens, max_tokens=20, ignore_end=True, stop=stop)
     assert answer.finish == "stop"
     assert answer.text == whole[: whole.index(stop)]
+    held = model.generate(CASE.tokens, max_tokens=20, ignore_end=True, stop=whole[-2:] + "\N{SNOWMAN}")
+    assert (held.text, held.finish) == (whole, "length")  # what could have begun a stop string comes at the end
 
 
 def test_a_stream_is_the_answer_piece_by_piece(model: LanguageModel) -> None:
