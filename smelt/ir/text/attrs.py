@@ -120,7 +120,8 @@ class Attributes:
 
     def _float(self, digits: str, negative: bool, kind: int, of: DType, start: int) -> float:
         if kind == FLOAT:
-            value = float(digits) if len(digits) <= 400 else float("nan")
+            self.cursor.check_length(digits)
+            value = float(digits)
             return elements.round_to(-value if negative else value, of)
         if negative or not digits.startswith("0x") or len(digits) > 40 or int(digits, 16) >> of.bits:
             self.cursor.fail(

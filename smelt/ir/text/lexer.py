@@ -144,9 +144,13 @@ class Cursor:
 
     def number(self, digits: str) -> int:
         """The value of the digits of an integer token."""
+        self.check_length(digits)
+        return int(digits, 16) if digits.startswith("0x") else int(digits)
+
+    def check_length(self, digits: str) -> None:
+        """Numbers that take long to convert are refused."""
         if len(digits) > MAX_DIGITS:
             self.fail("a number has too many digits", expected=f"at most {MAX_DIGITS}")
-        return int(digits, 16) if digits.startswith("0x") else int(digits)
 
     def string(self) -> str:
         """A string token, its escapes resolved. Bytes that are no UTF-8 come out as lone surrogates."""

@@ -236,6 +236,22 @@ def test_booleans_of_bytes_and_of_bits() -> None:
         assert parsed(digits, 24) == [wanted] * 24
 
 
+@pytest.mark.parametrize(
+    ("number", "value"), [("1." + "0" * 398, 1.0), ("9" * 400, None), ("0." + "0" * 397 + "1", 0.0)]
+)
+def test_numbers_are_as_long_as_the_page_of_limits_says(number: str, value: float | None) -> None:
+    def text(digits: str) -> str:
+        kind = "f64" if "." in digits else "i64"
+        attrs = f'{{call_target_name = "a", b = {digits} : {kind}}}'
+        return lines(f'%0 = "stablehlo.custom_call"(%x) {attrs} : ({F}) -> {F}')
+
+    if value is not None:
+        assert parse(text(number)).main.body.ops[0].attrs["b"].value == value
+    with pytest.raises(SmeltError, match="a number has too many digits") as caught:
+        parse(text(number + "0"))
+    assert caught.value.expected == "at most 400"
+
+
 @pytest.mark.parametrize("wrong", [b"func.func", 3, None])
 def test_what_is_no_text_is_refused(wrong: Any) -> None:
     with pytest.raises(SmeltError, match="this is no text") as caught:
