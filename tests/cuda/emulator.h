@@ -125,12 +125,20 @@ static float smelt_read_shared(const float *from) { return *from; }
 template <class W = smelt_words> static W smelt_read(const void *from) { return *(const W *)from; }
 template <class W = smelt_words> static W smelt_stream(const void *from) { return *(const W *)from; }
 #ifdef SMELT_WGMMA
-// An element of a matrix in shared memory that a descriptor names: K-major, without a swizzle or with one of 64 bytes.
-static float described(unsigned long long form, int row, int k) {
+// An element of a matrix in shared memory that a descriptor names. K-major: without a swizzle, or with one of 64 or 128
+// bytes; `across`: rows are adjacent (MN-major), with a swizzle of 128 bytes.
+static float described(unsigned long long form, int row, int k, bool across = false) {
   const unsigned start = (form & 0x3fff) << 4, leading = (form >> 16 & 0x3fff) << 4, stride = (form >> 32 & 0x3fff) << 4;
   unsigned at;
-  if (form >> 62 == 0) {
+  if (across) {
+    if (form >> 62 != 1) abort();
+    at = start + row / 64 * leading + row % 64 * 2 + k / 8 * stride + k % 8 * 128;
+    at ^= (at >> 7 & 7) << 4;
+  } else if (form >> 62 == 0) {
     at = start + k / 8 * leading + row / 8 * stride + row % 8 * 16 + k % 8 * 2;
+  } else if (form >> 62 == 1) {
+    at = start + row / 8 * stride + row % 8 * 128 + k * 2;
+    at ^= (at >> 7 & 7) << 4;
   } else if (form >> 62 == 2) {
     at = start + row / 8 * stride + row % 8 * 64 + k * 2;
     at ^= (at >> 7 & 3) << 4;
@@ -141,7 +149,7 @@ static float described(unsigned long long form, int row, int k) {
   memcpy(&x, smelt_shared + at, 2);
   return bf16(x, 0);
 }
-struct Product { float *d; int columns; unsigned long long a, b; };
+struct Product { float *d; int columns; unsigned long long a, b; bool replaces, in_registers; unsigned left[4]; };
 static std::vector<Product> products[MOST];
 static std::vector<int> product_groups[MOST];
 static void smelt_wgmma_fence() {}
@@ -149,6 +157,17 @@ static void smelt_publish() {}
 template <int COUNT> static void smelt_wgmma(float (&d)[COUNT], unsigned long long a, unsigned long long b) {
   products[current].push_back({d, 2 * COUNT, a, b});
 }
+template <int COUNT> static void smelt_wgmma_scores(
+    float (&d)[COUNT], unsigned long long a, unsigned long long b, int more) {
+  products[current].push_back({d, 2 * COUNT, a, b, !more});
+}
+template <int COUNT> static void smelt_wgmma_values(
+    float (&d)[COUNT], const unsigned *a, unsigned long long b, int more) {
+  products[current].push_back({d, 2 * COUNT, 0, b, !more, true, {a[0], a[1], a[2], a[3]}});
+}
+template <int COUNT> static void smelt_wgmma_done(float (&)[COUNT]) {}
+template <int N> static void smelt_registers_up() {}
+template <int N> static void smelt_registers_down() {}
 static void smelt_wgmma_commit() {
   int open = products[current].size();
   for (int count : product_groups[current]) open -= count;
@@ -157,18 +176,107 @@ static void smelt_wgmma_commit() {
 template <int N> static void smelt_wgmma_wait() {
   auto &all = products[current];
   auto &groups = product_groups[current];
+  __syncwarp();  // others have begun the same products
   while ((int)groups.size() > N) {
     for (int p = 0; p < groups[0]; p++)
       for (int i = 0; i < all[p].columns / 2; i++) {
-        const int row = current % 128 / 32 * 16 + current % 32 / 4 + i / 2 % 2 * 8;
+        const int inside = current % 32 / 4 + i / 2 % 2 * 8, row = current % 128 / 32 * 16 + inside;
         const int column = i / 4 * 8 + current % 4 * 2 + i % 2;
-        for (int k = 0; k < 16; k++) all[p].d[i] += described(all[p].a, row, k) * described(all[p].b, column, k);
+        if (all[p].replaces) all[p].d[i] = 0;
+        for (int k = 0; k < 16; k++) {
+          const unsigned *words = products[current / WARP * WARP + inside % 8 * 4 + k % 8 / 2][p].left;
+          const float x = all[p].in_registers ? bf16(words[inside / 8 + k / 8 * 2], k % 2) : described(all[p].a, row, k);
+          all[p].d[i] += x * described(all[p].b, column, k, all[p].in_registers);
+        }
       }
+    __syncwarp();
     all.erase(all.begin(), all.begin() + groups[0]);
     groups.erase(groups.begin());
+    __syncwarp();
   }
 }
+static Barrier group_barriers[MOST / 128];
+static void smelt_group_sync(int group) { wait_at(&group_barriers[group], 128); }
+static Barrier turns[2];
+static void smelt_turn_wait(int group) { wait_at(&turns[group], 256); }
+static void smelt_turn_pass(int group) {
+  Barrier *const other = &turns[1 - group];
+  moved++;
+  if (++other->waiting == 256) {
+    other->waiting = 0;
+    other->generation++;
+  }
+}
+#else
+template <int N> static void smelt_registers_up() {}
+template <int N> static void smelt_registers_down() {}
+static void smelt_publish() {}
+static void smelt_group_sync(int) { __syncwarp(); }
 #endif
+
+// mbarrier: arrivals that are missing, arrivals of a phase, and the parity of the phase.
+static void smelt_barrier_init(unsigned long long *at, int count) { *at = (unsigned long long)count << 16 | count; }
+static void smelt_barrier_arrive(unsigned long long *at) {
+  moved++;
+  if (!(*at & 0xffff)) abort();
+  if (!(--*at & 0xffff)) *at = (*at ^ 1ull << 32) | (*at >> 16 & 0xffff);
+}
+// Copies with an arrival are done when some thread waits for a barrier.
+struct Arrival { size_t copies; unsigned long long *at; };
+static std::vector<Arrival> arrivals[MOST];
+static void smelt_copy_arrive(unsigned long long *at) { arrivals[current].push_back({copies[current].size(), at}); }
+static bool smelt_barrier_passed(unsigned long long *at, int parity) {
+  if ((int)(*at >> 32 & 1) != parity) return true;
+  for (int i = 0; i < threads_here; i++) {
+    size_t done = 0;
+    for (Arrival each : arrivals[i]) {
+      for (; done < each.copies; done++) {
+        memset(copies[i][done].to, 0, 16);
+        memcpy(copies[i][done].to, copies[i][done].from, copies[i][done].used);
+      }
+      smelt_barrier_arrive(each.at);
+    }
+    copies[i].erase(copies[i].begin(), copies[i].begin() + done);
+    arrivals[i].clear();
+  }
+  pause_fiber();
+  return false;
+}
+static const void *matrix_rows[MOST];
+template <bool TRANSPOSED> static void smelt_load_matrices(unsigned *to, const void *row) {
+  matrix_rows[current] = row;
+  __syncwarp();
+  const int first = current / WARP * WARP, group = current % WARP / 4, member = current % 4;
+  for (int m = 0; m < 4; m++) {
+    unsigned short pair[2];
+    for (int e = 0; e < 2; e++) {
+      const int at = TRANSPOSED ? 2 * member + e : group, column = TRANSPOSED ? group : 2 * member + e;
+      pair[e] = ((const unsigned short *)matrix_rows[first + 8 * m + at])[column];
+    }
+    to[m] = pair[0] | (unsigned)pair[1] << 16;
+  }
+  __syncwarp();
+}
+static bool held[MOST];
+static int smelt_first_lane(bool holds) {
+  held[current] = holds;
+  __syncwarp();
+  int lane = 0;
+  while (lane < WARP && !held[current / WARP * WARP + lane]) lane++;
+  __syncwarp();
+  return lane;
+}
+static float smelt_exp2(float x) { return exp2f(x); }
+static unsigned smelt_pack(float low, float high) {
+  unsigned short half[2];
+  const float both[2] = {low, high};
+  for (int i = 0; i < 2; i++) {
+    unsigned x;
+    memcpy(&x, &both[i], 4);
+    half[i] = both[i] != both[i] ? 0x7fff : (x + 0x7fff + (x >> 16 & 1)) >> 16;
+  }
+  return half[0] | (unsigned)half[1] << 16;
+}
 
 static float __uint_as_float(unsigned x) { float y; memcpy(&y, &x, 4); return y; }
 static float __int_as_float(int x) { float y; memcpy(&y, &x, 4); return y; }
@@ -198,6 +306,10 @@ static void run_block(int threads) {
   }
   memset(warp_barriers, 0, sizeof warp_barriers);
   memset(&block_barrier, 0, sizeof block_barrier);
+#ifdef SMELT_WGMMA
+  memset(group_barriers, 0, sizeof group_barriers);
+  memset(turns, 0, sizeof turns);
+#endif
   for (volatile int left = threads; left;) {
     const volatile int before = left, moves = moved;
     backwards = !backwards;

@@ -2,7 +2,7 @@
 
 bf16 keys and values go from memory to tensor cores (`KEYS_BF16`, `VALUES_BF16`). Others go through shared memory, so
 that neighbouring threads read neighbouring elements of them; a thread then has one query and one key. A second launch
-combines the chunks in order. More queries take the blocks of `attention.py`.
+combines the chunks in order. Many queries of bf16 go to `attention_flash.py`, others to the blocks of `attention.py`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from smelt.dim import Size, ceildiv, minimum, mod, product
+from smelt.dim import Size, ceildiv, floordiv, minimum, mod, product
 from smelt.dtype import bf16, f32, i1, i64
 from smelt.ir.core import Op
 from smelt.ir.layouts import letters
 from smelt.kernel.build.attention import build
+from smelt.kernel.build.attention_flash import build_flash, fits_flash
 from smelt.kernel.build.attention_shape import At, Attention, AttentionSchedule, fold_here
 from smelt.kernel.build.gemm import element_place, memory_layout
 from smelt.kernel.build.sinks import Output, simt_sink
@@ -38,6 +39,7 @@ from smelt.shape import Shape
 
 CHUNK, KEYS, FEW = 128, 32, ATTEND_ROWS  # keys of a block, keys in shared memory at a time, queries of a block
 THREADS = 256
+MANY = 64  # queries that are worth a block of 128 on tensor cores
 MOST_KEPT, MOST_OF_HEAD = 1 << 24, 1 << 16  # elements of the results of all chunks; of a head, if there is any number
 AT_ONCE, MOST_CHUNKS = 256, 8  # blocks that a GPU runs at once; chunks that a block may take one after another
 
@@ -46,7 +48,12 @@ AT_ONCE, MOST_CHUNKS = 256, 8  # blocks that a GPU runs at once; chunks that a b
 def attention(nest: Nest, op: Op, output: Output) -> None:
     attn = Attention.of(op)
     schedule = AttentionSchedule.of(attn).replace(chunk=CHUNK, few=FEW)
-    if takes_small_blocks(attn):
+    if fits_flash(nest, attn) and not (isinstance(attn.queries, int) and attn.queries < MANY):
+        many: Size = 1 if isinstance(attn.queries, int) else minimum(floordiv(attn.queries, FEW + 1), 1)
+        if many != 1:
+            _build_few(nest, attn, schedule, 1 - many, output)
+        build_flash(nest, attn, many, output)
+    elif takes_small_blocks(attn):
         _build_few(nest, attn, schedule, 1, output)
     else:
         build(nest, attn, schedule, output, _build_few)

@@ -15,6 +15,7 @@ from smelt.kernel.emit.printer import Printer
 from smelt.kernel.emit.tile_blocks import PREFIX
 from smelt.kernel.loops.grammar import (
     Amount,
+    Attend,
     BlockMma,
     Chunk,
     Declare,
@@ -97,6 +98,8 @@ class KernelPrinter(Printer):
                 return [f"{pad}{self.mma(stmt)}"]
             case BlockMma():
                 return [f"{pad}{self.block_mma(stmt)}"]
+            case Attend():
+                raise AssertionError("builders for a GPU write it")
             case Fail(status, values):
                 record = [f"ctx->record[{i}] = {self.expr(value)};" for i, value in enumerate(values)]
                 return [f"{pad}{{ {' '.join(record)} return {FAILED + status}; }}"]

@@ -25,6 +25,7 @@ from smelt.kernel.loops.form import KEYS_BF16
 from smelt.kernel.loops.grammar import (
     SHORT,
     Affine,
+    Attend,
     BlockMma,
     Expr,
     Fail,
@@ -52,6 +53,8 @@ from smelt.kernel.loops.tensor_tile import (
     TENSOR,
     WARPS,
     few_columns,
+    flash_parts,
+    flash_stages,
     resident_blocks,
     stage_bytes,
     tile_columns,
@@ -178,7 +181,7 @@ class StagePrinter(Printer):
     @property
     def prefetches(self) -> bool:
         """Whether it reads little itself, so that memory has time for the weights of a later launch."""
-        forms = [each.form for each in walk_statements(self.stage.body) if isinstance(each, Mma)]
+        forms = [each.form for each in walk_statements(self.stage.body) if isinstance(each, Mma | Attend)]
         return all(form in ATTEND for form in forms)
 
     @property
@@ -186,6 +189,8 @@ class StagePrinter(Printer):
         """Blocks that a multiprocessor should have room for: they hide each other's waits."""
         products = [each for each in walk_statements(self.stage.body) if isinstance(each, Mma)]
         if any(each.form in ATTEND for each in products):
+            return 2
+        if any(isinstance(each, Attend) and each.block == 64 for each in walk_statements(self.stage.body)):
             return 2
         few = [each for each in products if each.form in FEW_TENSOR]
         return min((resident_blocks(each) for each in few), default=1)
@@ -303,6 +308,8 @@ class StagePrinter(Printer):
                 return self.fence([f"{pad}smelt_transpose({self.members}, {sides});"], stmt, pad)
             case Mma():
                 return self.fence([f"{pad}{self.mma(stmt)}"], stmt, pad)
+            case Attend():
+                return self.attend(stmt, depth)
             case BlockMma():
                 raise UnsupportedError(f"block-quantised GEMM of {stmt.format} on a GPU", remedy='device="cpu"')
             case Fail():
@@ -556,6 +563,42 @@ class StagePrinter(Printer):
         first = f"{self.address(parts.place, 'f32')} + ({self.expr(tile)}) * {self.expr(count)} * {sums}"
         counter = f"{self.name}_counters + {self.expr(tile)}"
         return f"smelt_share{{{self.expr(number)}, {self.expr(count)}, {first}, {counter}, {done.place.array}}}"
+
+    def attend(self, attend: Attend, depth: int) -> list[str]:
+        """A call of `smelt_attend`; the blocks of the statement are functions that it calls."""
+        pad = "  " * depth
+        stages = flash_stages(attend, self.stage.ring)
+        row, key = (f"i64 {var.name}" for var in (attend.row, attend.key))
+
+        def function(arguments: str, body: Sequence[Stmt], result: str) -> list[str]:
+            return [f"{pad}  [&]({arguments}) {{", *self.block(body, depth + 2), f"{pad}    {result}", f"{pad}  }},"]
+
+        def place_of(place: Place, dtype: DType) -> str:
+            return f"return (const {math.storage(dtype)} *)({self.address(place, math.storage(dtype))});"
+
+        self.alone = True
+        functions = [
+            *function(row, attend.at_row, place_of(attend.q, attend.types[0])),
+            *function(key, attend.at_key, place_of(attend.k, attend.types[1])),
+            *function(key, attend.at_key, place_of(attend.v, attend.types[2])),
+            *function(f"f32 {attend.score.name}, {row}, {key}", attend.mask, f"return {self.expr(attend.masked)};"),
+            *function(f"i64 {attend.start.name}", attend.classify, f"return (int){self.expr(attend.kind)};"),
+            *function(f"f32 {attend.total.name}", attend.normalise, f"return {self.expr(attend.factor)};"),
+            *(
+                function(f"{row}, i64 {attend.column.name}, f32 {attend.element.name}", attend.put, "")
+                if attend.target is None
+                else function(row, attend.put, place_of(attend.target, attend.form.left).replace("const ", ""))
+            ),
+        ]
+        self.alone = False
+        functions[-1] = functions[-1].rstrip(",") + ");"
+        parts = flash_parts(attend.form.left)  # of weights
+        flags = int(attend.raw), int(attend.target is not None)
+        sizes = ", ".join(
+            map(str, (attend.depth, attend.values, attend.tile, stages, attend.block // 64, parts, *flags))
+        )
+        given = ", ".join((LANE, "smelt_shared", *map(self.expr, (attend.rows, attend.keys, attend.scale))))
+        return [f"{pad}smelt_attend<{sizes}>({given},", *functions]
 
     # -- expressions --
 

@@ -14,6 +14,7 @@ together have all of its bits. Device functions in front of `LOADS` have counter
 from __future__ import annotations
 
 from smelt.kernel import math
+from smelt.kernel.emit.attention_cuda import attend_functions
 from smelt.kernel.emit.tile_dense import PAD, TILE, wgmma_texts
 from smelt.kernel.loops.form import KEYS_BF16, Form
 
@@ -337,9 +338,15 @@ def tensor_kernels(text: str) -> str:
         "smelt_few<" in text,
         "smelt_values<" in text,
     )
-    if not (tile or few or attend):
+    flash = attend_functions(text)
+    if not (tile or few or attend or flash):
         return ""
     instructions = INSTRUCTIONS.replace("WGMMA_TEXT\n", wgmma_texts() if tile else "")
     return "".join(
-        [instructions, LOADS, *([FEW] if few else []), *([ATTEND] if attend else []), *([PAD, TILE] if tile else [])]
+        [
+            *(instructions, LOADS, flash),
+            *([FEW] if few else []),
+            *([ATTEND] if attend else []),
+            *([PAD, TILE] if tile else []),
+        ]
     )

@@ -12,6 +12,7 @@ from smelt.ir.blocks import BLOCKS
 from smelt.kernel.loops.grammar import (
     Amount,
     Apply,
+    Attend,
     BlockMma,
     Expr,
     Fold,
@@ -47,6 +48,8 @@ def count_work(statements: Sequence[Stmt]) -> Size:
             case Mma(_, a):
                 _, taps, extent = (size.size if isinstance(size, Amount) else None for size in a.sizes)
                 total = total + 16 * (128 if extent is None else extent) * (1 if taps is None else taps)
+            case Attend(keys=keys, depth=depth, values=values):
+                total = total + 128 * (keys.size if isinstance(keys, Amount) else 1024) * (depth + values)
             case BlockMma(panel=Slice(_, (Amount(count), _)), format=format):
                 total = total + 4 * count * BLOCKS[format].length
             case If(_, then, otherwise):
@@ -91,6 +94,9 @@ class Accesses:
                 self.writes[place.array] = self.writes.get(place.array, 0.0) + times
             case Mma(_, a, b):  # a micro-kernel reads all of its operands
                 self.reads |= {a.place.array: inf, b.place.array: inf}
+            case Attend(rows=rows, values=wide, q=q, k=k, v=v, put=put):
+                self.reads |= {each.array: inf for each in (q, k, v)}
+                self.block(put, times * self.bound(rows) * wide)
             case BlockMma(_, q, scale, total, panel):
                 self.reads |= {each.place.array: inf for each in (q, scale, total, panel)}
 

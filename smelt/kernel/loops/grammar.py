@@ -2,7 +2,8 @@
 prints it as source.
 
     Expr  := Var | Number | Amount | Affine | Quotient | Remainder | Load | Apply | Convert | Bitcast
-    Stmt  := For | While | If | Let | Declare | Set | Store | Tile | Transpose | Fold | Mma | BlockMma | Fail
+    Stmt  := For | While | If | Let | Declare | Set | Store | Tile | Transpose | Fold | Mma | BlockMma | Attend
+             | Fail
     Level := "serial" (may be parallelised) | "ordered" | "core" (parallel over cores) | "lane" (vectorised)
              | "warp" (of a GPU: independent iterations on the warps of a block, else in order)
              | "vector" (of a GPU: adjacent elements of one thread, which it reads and writes together)
@@ -275,6 +276,49 @@ class BlockMma(Frozen):
     format: str
 
 
+class Attend(Frozen):
+    """Micro-kernel call (FlashAttention): a block of queries with online softmax over tiles of keys, on a GPU.
+
+    Query `row` of `rows` begins at `q`, key `key` of `keys` at `k` and its value at `v`, with `depth` and `values`
+    adjacent elements. `masked` is the score of (`row`, `key`) after masks, from `score`, the product times `scale`.
+    `kind` of the tile of keys that begins at `start`: 0 no query sees it, 1 no mask changes a score, 2 anything else.
+    The sum of weighted values times `factor`, which depends on the `total` of the weights, is `element` (`row`,
+    `column`); `put` stores it. With a `target` the elements of a row, as the type of the form, begin there instead.
+    `raw`: masks change numbers to -inf alone, and read no memory. Blocks compute what follows them.
+    """
+
+    form: Form
+    types: tuple[DType, DType, DType]  # of q, k and v
+    rows: Expr
+    keys: Expr
+    depth: int
+    values: int
+    block: int  # queries
+    tile: int  # keys
+    scale: Number
+    row: Var
+    key: Var
+    at_row: tuple[Stmt, ...]
+    q: Place
+    at_key: tuple[Stmt, ...]
+    k: Place
+    v: Place
+    score: Var
+    mask: tuple[Stmt, ...]
+    masked: Expr
+    start: Var
+    classify: tuple[Stmt, ...]
+    kind: Expr
+    total: Var
+    normalise: tuple[Stmt, ...]
+    factor: Expr
+    column: Var
+    element: Var
+    put: tuple[Stmt, ...]
+    target: Place | None = None
+    raw: bool = False
+
+
 class Fail(Frozen):
     """Leave the program with a status; `values` go into the record."""
 
@@ -282,7 +326,9 @@ class Fail(Frozen):
     values: tuple[Expr, ...] = ()
 
 
-Stmt: TypeAlias = For | While | If | Let | Declare | Set | Store | Tile | Transpose | Fold | Mma | BlockMma | Fail
+Stmt: TypeAlias = (
+    For | While | If | Let | Declare | Set | Store | Tile | Transpose | Fold | Mma | BlockMma | Attend | Fail
+)
 
 TRUE = Number(True, i1)
 
@@ -465,7 +511,7 @@ def reads_memory(expr: Expr) -> bool:
 
 # ---- traversal of statements ----
 
-STATEMENTS = (For, While, If, Let, Declare, Set, Store, Tile, Transpose, Fold, Mma, BlockMma, Fail)
+STATEMENTS = (For, While, If, Let, Declare, Set, Store, Tile, Transpose, Fold, Mma, BlockMma, Attend, Fail)
 
 
 def _fields(*types: str) -> dict[type, tuple[str, ...]]:
@@ -475,7 +521,9 @@ def _fields(*types: str) -> dict[type, tuple[str, ...]]:
 
 _BLOCKS, _VARS = _fields("tuple[Stmt, ...]"), _fields("Var")
 _PLACES = _fields("Place", "Slice")
-_EXPRS = _fields("Expr", "Place", "Slice", "Chunk | Place | None", "tuple[Expr, ...]")  # whatever holds expressions
+_EXPRS = _fields(
+    "Expr", "Place", "Slice", "Chunk | Place | None", "Place | None", "tuple[Expr, ...]"
+)  # whatever holds expressions
 
 
 def blocks(statement: Stmt) -> tuple[tuple[Stmt, ...], ...]:
@@ -511,7 +559,8 @@ def declared_variables(statement: Stmt) -> tuple[Var, ...]:
 
 
 def places(statement: Stmt) -> Iterator[Place]:
-    """Where a statement itself reads or writes, besides the loads in its expressions. The first one is written."""
+    """Where a statement itself reads or writes, besides the loads in its expressions. The first one is written, but
+    for `Attend`, which only reads."""
     for name in _PLACES[type(statement)]:
         held = getattr(statement, name)
         yield held.place if isinstance(held, Slice) else held

@@ -15,6 +15,7 @@ from smelt.kernel.loops.grammar import (
     SHORT,
     Affine,
     Amount,
+    Attend,
     BlockMma,
     Chunks,
     Declare,
@@ -110,7 +111,8 @@ def _on_core(var: Var, extent: Expr, names: Sequence[Stmt], body: tuple[Stmt, ..
 
 def _is_leaf(statements: Sequence[Stmt]) -> bool:
     """Whether iterations may be vectorised: no loop or micro-kernel is inside, and no tile, which all would share."""
-    return not any(isinstance(each, For | While | Fold | Mma | BlockMma | Tile) for each in walk_statements(statements))
+    inner = For | While | Fold | Mma | BlockMma | Attend | Tile
+    return not any(isinstance(each, inner) for each in walk_statements(statements))
 
 
 def _only_loop(loop: For) -> For | None:

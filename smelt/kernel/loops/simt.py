@@ -20,6 +20,7 @@ from smelt.dim import Size
 from smelt.dtype import DType, i64
 from smelt.kernel.loops.grammar import (
     Amount,
+    Attend,
     BlockMma,
     Declare,
     Expr,
@@ -52,6 +53,8 @@ from smelt.kernel.loops.tensor_tile import (
     FEW_TENSOR,
     STAGES,
     TENSOR,
+    attend_bytes,
+    attend_threads,
     ring_bytes,
     shares_memory,
     tile_rows,
@@ -197,7 +200,7 @@ def _stage(part: _Part, saved: Saved, room: int) -> Stage:
     body, var, extent, group = part.before, None, None, "warp"
     if part.loop is not None:
         body, var, extent, group = _place(part.loop)
-    elif _has(body, Mma | BlockMma) or _has_long_loops(body):
+    elif _has(body, Mma | BlockMma | Attend) or _has_long_loops(body):
         group = "block"
     before = _dependencies(part.repeated, body)
     used = {*used_variables((*before, *body)), *(each for each in _extent_variables(extent))}
@@ -208,8 +211,14 @@ def _stage(part: _Part, saved: Saved, room: int) -> Stage:
     forms = (*TENSOR, *FEW_TENSOR, *ATTEND)
     products = [each for each in walk_statements(body) if isinstance(each, Mma) and each.form in forms]
     ring, threads, scratch = 0, THREADS, 0
+    tiles: tuple[tuple[Tile, int], ...] = ()
     spilled: tuple[tuple[Tile, int], ...] = ()
-    if products:
+    flash = next((each for each in walk_statements(body) if isinstance(each, Attend)), None)
+    if flash is not None:
+        assert not found, "its block has no other tiles"
+        threads = attend_threads(flash)
+        ring = shared = attend_bytes(flash, room)
+    elif products:
         count = static_extent(extent)
         few = isinstance(count, int) and count <= MULTIPROCESSORS
         ring, tiles, shared = _around(products, found, room, DEEP_STAGES if few else STAGES)
@@ -259,7 +268,7 @@ def _place(loop: For) -> tuple[tuple[Stmt, ...], Var, Expr, Group]:
         return (*flat, "thread")
     few = not isinstance(rows := static_extent(loop.extent), int) or rows < MANY_ROWS
     large = sum(tile_bytes(each) for each in walk_statements(loop.body) if isinstance(each, Tile)) > SHARED_BY_WARPS
-    if _has(loop.body, Mma | BlockMma) or ((few or large) and _has_long_loops(loop.body)):
+    if _has(loop.body, Mma | BlockMma | Attend) or ((few or large) and _has_long_loops(loop.body)):
         return loop.body, loop.var, loop.extent, "block"
     shared = any(isinstance(each, Fold) and each.lanes > 1 for each in walk_statements(loop.body))
     shared = shared or any(isinstance(each, For) and each.level == "lane" for each in walk_statements(loop.body))
@@ -305,7 +314,7 @@ def _flatten(loop: For) -> tuple[tuple[Stmt, ...], Var, Expr] | None:
     if not (isinstance(inner, For) and inner.level == "lane"):
         return None
     scalars = all(isinstance(each, Let | Declare | Set | If) for each in walk_statements(names))
-    leaf = not any(isinstance(each, For | Fold | Tile) for each in walk_statements(inner.body))
+    leaf = not any(isinstance(each, For | Fold | Tile | Attend) for each in walk_statements(inner.body))
     if not (scalars and leaf and isinstance(loop.extent, Amount) and isinstance(inner.extent, Amount)):
         return None
     width: Size = inner.extent.size
@@ -379,7 +388,8 @@ def _round_up(size: int) -> int:
 
 def stores_to(statements: Sequence[Stmt]) -> set[int | str]:
     """The arrays that statements write."""
-    return {place.array for each in walk_statements(statements) for place in islice(places(each), 1)}
+    inside = (each for each in walk_statements(statements) if not isinstance(each, Attend))
+    return {place.array for each in inside for place in islice(places(each), 1)}
 
 
 def reads_from(statements: Sequence[Stmt]) -> set[int | str]:
@@ -388,7 +398,7 @@ def reads_from(statements: Sequence[Stmt]) -> set[int | str]:
         load.place.array for each in walk_statements(statements) for expr in expressions(each) for load in loads(expr)
     }
     for each in walk_statements(statements):
-        if isinstance(each, Mma | BlockMma | Transpose):
+        if isinstance(each, Mma | BlockMma | Transpose | Attend):
             found.update(place.array for place in places(each))
     return found
 

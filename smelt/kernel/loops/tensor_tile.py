@@ -5,8 +5,11 @@ Builders choose one, `loops.simt` finds room for it, `emit.tile_mma` has the fun
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from smelt.dim import Size
+from smelt.dtype import DType, bf16
+from smelt.frozen import Frozen
 from smelt.kernel.loops.form import (
     FEW_BF16,
     FEW_F32_BF16,
@@ -16,7 +19,7 @@ from smelt.kernel.loops.form import (
     VALUES_BF16,
     Form,
 )
-from smelt.kernel.loops.grammar import Amount, Mma, Number, Tile
+from smelt.kernel.loops.grammar import Amount, Attend, Mma, Number, Tile
 
 TENSOR, FEW_TENSOR = (TENSOR_BF16, TENSOR_F32_BF16), (FEW_BF16, FEW_F32_BF16)
 ATTEND = KEYS_BF16, VALUES_BF16
@@ -87,3 +90,69 @@ def tile_rows(mma: Mma, tiles: Iterable[Tile]) -> int:
 def shares_memory(mma: Mma) -> bool:
     """Whether the sums may take the memory of the operands: they are written once, after all of them were read."""
     return mma.accumulate == Number(0)
+
+
+# ---- FlashAttention: tiles of keys and values go through a ring ----
+
+MANY_QUERIES = 2048  # from which on a block may have 192
+FLASH_DEEPEST = 256  # elements of a row
+FLASH_STAGES = (3, 2)  # tiles of keys, and of values, where there is room
+FLASH_KEYS = (128, 64, 32)  # keys of a tile: as many as there is room for
+# Up to this number of keys a block has 64 queries, and a multiprocessor two blocks, which hide each other's waits.
+SHORT_KEYS, SHORT_ROOM = 512, 113 << 10  # and the bytes of shared memory for each of them
+MOST_REGISTERS = {64: 144, 128: 176, 192: 128}  # of a thread, by queries: for results, scores and weights
+BARRIERS = 256  # bytes
+
+
+class FlashTile(Frozen):
+    """Queries of a block, and keys of a tile."""
+
+    rows: int
+    keys: int
+
+    @staticmethod
+    def of(
+        depth: int, values: int, types: Sequence[DType], form: Form, room: int, queries: Size, keys: Size
+    ) -> FlashTile | None:
+        """For a number of `queries` and `keys`, and `room` bytes of shared memory; None where that is not enough."""
+        parts = flash_parts(form.left)
+        short = isinstance(keys, int) and keys <= SHORT_KEYS
+        many = isinstance(queries, int) and queries >= MANY_QUERIES
+        for rows in (64, 128) if short else (192, 128) if many else (128,):
+            for each in FLASH_KEYS if rows < 192 else FLASH_KEYS[:1]:
+                tile = FlashTile(rows, each)
+                registers = (values // 2) * (1 if parts == 1 else 2) + each // 2 + parts * each // 4
+                least = flash_bytes(depth, values, tile, types, FLASH_STAGES[-1])
+                if registers <= MOST_REGISTERS[rows] and least <= (min(room, SHORT_ROOM) if rows == 64 else room):
+                    return tile
+        return None
+
+
+def flash_parts(dtype: DType) -> int:
+    """The bf16 that an element is the sum of."""
+    return 1 if dtype == bf16 else 3
+
+
+def flash_bytes(depth: int, values: int, tile: FlashTile, types: Sequence[DType], stages: int) -> int:
+    """The shared memory of a block: rows of 128 bytes hold 64 elements."""
+    q, k, v = map(flash_parts, types)
+    deep, wide = (-(-each // 64) * 128 for each in (depth, values))
+    return q * tile.rows * deep + stages * tile.keys * (k * deep + v * wide) + BARRIERS
+
+
+def flash_stages(attend: Attend, room: int) -> int:
+    """The tiles of keys, and of values, that are held at a time."""
+    tile = FlashTile(attend.block, attend.tile)
+    bound = min(room, SHORT_ROOM) if attend.block == 64 else room
+    sizes = attend.depth, attend.values, tile, attend.types
+    return next(stages for stages in FLASH_STAGES if flash_bytes(*sizes, stages) <= bound)
+
+
+def attend_bytes(attend: Attend, room: int) -> int:
+    tile = FlashTile(attend.block, attend.tile)
+    return flash_bytes(attend.depth, attend.values, tile, attend.types, flash_stages(attend, room))
+
+
+def attend_threads(attend: Attend) -> int:
+    """A warp for 16 queries, and four that copy."""
+    return 2 * attend.block + 128

@@ -16,6 +16,7 @@ from smelt.kernel.loops.grammar import (
     Affine,
     Amount,
     Apply,
+    Attend,
     Bitcast,
     BlockMma,
     Convert,
@@ -87,6 +88,8 @@ def _statement(stmt: Stmt, pad: str, inside: int) -> list[str]:
             return [pad + _mma(stmt)]
         case BlockMma():
             return [pad + _block_mma(stmt)]
+        case Attend():
+            return _attend(stmt, pad, inside)
         case Fail(status, values):
             return [f"{pad}fail {status} ({', '.join(map(text, values))})"]
 
@@ -116,6 +119,26 @@ def _block_mma(stmt: BlockMma) -> str:
     rows = (f"{_array(each.place)}[{_sum(each.place.index, _steps('i', each.strides[0]))}]" for each in parts)
     panel = f"{text(stmt.panel.sizes[0])} {stmt.format} records at {_place(stmt.panel.place)}"
     return f"{stmt.acc.place.array}[i < {text(stmt.acc.sizes[0])}, j] = ({', '.join(rows)}) * {panel}"
+
+
+def _attend(stmt: Attend, pad: str, inside: int) -> list[str]:
+    """The values of keys by softmax weights; the blocks that it computes with, one after another."""
+    row, key, score = stmt.row.name, stmt.key.name, stmt.score.name
+    return [
+        f"{pad}{stmt.form.name} attention of {row} < {text(stmt.rows)} over {key} < {text(stmt.keys)}:",
+        *lines((*stmt.at_row, *stmt.at_key), inside),
+        f"{pad}  query {_place(stmt.q)}, key {_place(stmt.k)}, {stmt.depth} each; {stmt.values} of {_place(stmt.v)}",
+        *lines(stmt.mask, inside),
+        f"{pad}  mask {score} (times {text(stmt.scale)}): give {text(stmt.masked)}",
+        *lines(stmt.classify, inside),
+        f"{pad}  kind of {stmt.tile} keys from {stmt.start.name} on: give {text(stmt.kind)}",
+        *lines(stmt.normalise, inside),
+        f"{pad}  factor by {stmt.total.name}: give {text(stmt.factor)}",
+        f"{pad}  put {stmt.element.name} of column {stmt.column.name}:"
+        if stmt.target is None
+        else f"{pad}  put all columns at {_place(stmt.target)}:",
+        *lines(stmt.put, inside + 1),
+    ]
 
 
 def _array(place: Place) -> str:
