@@ -222,8 +222,7 @@ def check_array(array: Any, shape: Shape, what: str) -> Array:
     if found.dtype != expected or not fits:
         cast = f".astype({str(expected)!r})" if found is array else f"numpy.array(…, {str(expected)!r})"
         remedy = cast if fits and found.dtype.kind in "iufb" else advise_shape(found.shape, shape)
-        got = f"{_name(found)}[{', '.join(map(str, found.shape))}]"
-        raise ShapeError(f"{what} does not fit", expected=shape, got=got, remedy=remedy)
+        raise ShapeError(f"{what} does not fit", expected=shape, got=type_text(found), remedy=remedy)
     return found
 
 
@@ -260,11 +259,13 @@ def sizes_of(given: Any) -> tuple[int, ...]:
     return shape.numbers() if isinstance(shape, Shape) else shape
 
 
-def _name(array: Array) -> str:
+def type_text(array: Array) -> str:
+    """An array's element type and sizes, as errors show them: `f32[1, 64]`."""
     try:
-        return dtype(array.dtype).name
+        name = dtype(array.dtype).name
     except ShapeError:
-        return str(array.dtype)
+        name = str(array.dtype)
+    return f"{name}[{', '.join(map(str, array.shape))}]"
 
 
 _UNITS = {"": 1, "B": 1} | {

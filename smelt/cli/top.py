@@ -111,10 +111,10 @@ def draw(url: str, rows: Sequence[Row], before: Metrics, now: Metrics, seconds: 
     up = int(time() - total("process_start_time_seconds"))
     memory = bytes_text(int(total("process_resident_memory_bytes", "smelt_worker_memory_bytes")))
     head = Text(f"{url}   up {up // 3600}:{up // 60 % 60:02}:{up % 60:02}   CPU {cpu:.0f} %   memory {memory}")
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("model", no_wrap=True)
-    for name in ("req/s", "failed/s", "p50 ms", "p99 ms", "waiting", "running", "memory", "tokens/s"):
-        table.add_column(name, justify="right")
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")  # fits 60 columns
+    table.add_column("model", overflow="fold")
+    for name in ("req/s", "fail/s", "p50", "p99", "queue", "run", "memory", "tok/s"):
+        table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
             Text(f"{row.model} v{row.version}"),
@@ -127,7 +127,7 @@ def draw(url: str, rows: Sequence[Row], before: Metrics, now: Metrics, seconds: 
             bytes_text(row.memory) if row.memory else "–",
             _number(row.tokens_per_second),
         )
-    return Group(head, table)
+    return Group(head, table, Text("p50 and p99 in ms; queue, run: requests that wait and run", style="dim"))
 
 
 def _number(value: float | None) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from smelt.activity import count_compiles
+from smelt.buffer import type_text
 from smelt.dtype import Array
 from smelt.engine_api import Port
 from smelt.errors import FileError, SmeltError, UnsupportedError
@@ -643,7 +644,8 @@ def check_inputs(version: Version, given: Mapping[str, Array]) -> None:
             raise RequestError(
                 f"{version.name}: the input {name!r} does not fit",
                 expected=shape,
-                got=f"{array.dtype}{list(array.shape)}",
+                got=type_text(array),
+                remedy=f"GET /v2/models/{version.name} describes its inputs",
             )
     if len(version.fitting) < MOST_FITTING:
         version.fitting.add(described)

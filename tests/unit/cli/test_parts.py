@@ -235,10 +235,15 @@ def test_the_table_of_top(monkeypatch: pytest.MonkeyPatch) -> None:
     console.print(top.draw("http://h:1", top.rows_between(before, now, 2.0), before, now, 2.0))
     assert [line.split() for line in text.getvalue().splitlines()] == [
         ["http://h:1", "up", "2:03:04", "CPU", "125", "%", "memory", "3.861", "MiB"],
-        ["model", "req/s", "failed/s", "p50", "ms", "p99", "ms", "waiting", "running", "memory", "tokens/s"],
+        ["model", "req/s", "fail/s", "p50", "p99", "queue", "run", "memory", "tok/s"],
         ["m", "v1", "10.0", "3.0", "10", "100", "7", "2", "1.907", "MiB", "25"],
         ["l", '\\"x\\"', "v2", "2.5", "0.0", "–", "–", "0", "0", "–", "–"],
+        ["p50", "and", "p99", "in", "ms;", "queue,", "run:", "requests", "that", "wait", "and", "run"],
     ]
+    narrow = io.StringIO()
+    table = top.draw("http://h:1", top.rows_between(before, now, 2.0), before, now, 2.0)
+    Console(file=narrow, width=60, highlight=False).print(table)
+    assert "…" not in narrow.getvalue()
 
 
 def test_top_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
