@@ -20,6 +20,9 @@ from smelt.read import safetensors
 from smelt.tensor.model import parameters_of
 from tests.llm_checkpoints import FIXTURE, Case, write_checkpoint
 from tests.llm_gguf import write_vocabulary
+from tests.unit.llm.test_forms import write_letters
+from tests.unit.serve.client import DIGITS
+from tests.unit.serve.test_server import Server
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NEEDS_XLA = pytest.mark.skipif(pjrt.missing() is not None, reason="no jaxlib")
@@ -177,3 +180,20 @@ def test_every_example_is_on_the_page() -> None:
     page = (EXAMPLES / "README.md").read_text()
     for path in EXAMPLES.rglob("*.py"):
         assert path.name in page, f"{path.name} is not in examples/README.md"
+
+
+def test_clients_of_a_server(tmp_path: Path) -> None:
+    letters = tmp_path / "chat"
+    letters.mkdir()
+    write_letters(letters, "{% for m in messages %}{{ m.content[:9] }}{% endfor %}")
+    server = Server(DIGITS, str(letters), "--engine", "reference")
+    url = f"http://127.0.0.1:{server.http}"
+    try:
+        said = subprocess.run(
+            ["sh", str(EXAMPLES / "serve/with_curl.sh"), url], capture_output=True, text=True, check=True, timeout=60
+        ).stdout.splitlines()
+        assert [json.loads(line).get("name", "digits") for line in said] == ["digits", "digits"]
+        assert len(json.loads(said[1])["outputs"][0]["data"]) == 10
+        assert set(json.loads(run("serve/with_openai.py", "--url", url).splitlines()[-1])) == {"city"}
+    finally:
+        server.close()

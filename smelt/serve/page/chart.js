@@ -13,7 +13,8 @@ function node(name, attributes) {
   return made;
 }
 
-/** The `d` of a line; unknown values (null) leave gaps. The newest value is at the right edge. */
+/** The `d` of a line; unknown values (null) leave gaps, a value between two gaps is a dot. The newest value is at the
+ * right edge. */
 function path(values, top) {
   let text = "";
   let drawn = false;
@@ -24,7 +25,8 @@ function path(values, top) {
     }
     const x = WIDTH - (values.length - 1 - i) * (WIDTH / (POINTS - 1));
     const y = HEIGHT - 2 - (value / top) * (HEIGHT - 6);
-    text += `${drawn ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`;
+    const place = `${x.toFixed(1)} ${y.toFixed(1)}`;
+    text += drawn ? `L${place}` : `M${place}h0`;
     drawn = true;
   });
   return text;

@@ -30,6 +30,7 @@ from smelt.errors import DeviceError, RunError, ShapeError, SizeError, SmeltErro
 from smelt.files import write_atomically
 from smelt.ir import cost
 from smelt.ir.core import Program
+from smelt.passes.independent_rows import describe_batching
 from smelt.shape import Shape
 from smelt.stop import Cancel, Stop, has_started
 from smelt.structure import leaves
@@ -487,10 +488,15 @@ class Executable(Generic[P, R]):
         return bytes(counted_by_engine())
 
     def save(self, path: str | Path) -> None:
-        """Write it to a file, which appears whole or not at all; `smelt.load(path)` takes it back."""
-        compiled = self._only_path("several programs, which do not go into one file").compiled
+        """Write it to a file, which appears whole or not at all; `smelt.load(path)` takes it back, and `smelt serve`
+        serves it."""
+        found = self._only_path("several programs, which do not go into one file")
+        compiled = found.compiled
         if isinstance(compiled, Storable):
-            write_bundle(Path(path), compiled.to_stored().replace(name=self.name))
+            stored = compiled.to_stored()
+            is_bound = all(variant.bound is not None for each in stored.programs for variant in each.variants)
+            proof = describe_batching(found.program.main) if is_bound else {}  # weights of a caller have no rows
+            write_bundle(Path(path), stored.replace(name=self.name, provenance={**stored.provenance, **proof}))
         elif hasattr(compiled, "serialize"):
             write_atomically(path, [self.serialize()])
         else:

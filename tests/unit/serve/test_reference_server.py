@@ -41,13 +41,14 @@ def wait_until_ready(process: subprocess.Popen[str], port: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_exchanges_have_the_structure_of_a_reference_servers(tmp_path: Path) -> None:
     """In an environment of its own: it pins other versions of what we use."""
     venv.create(tmp_path / "venv", with_pip=True)
     programs = tmp_path / "venv" / "bin"
     packages = ["mlserver", "setuptools<81"]
     install = [str(programs / "pip"), "install", "--quiet", "--disable-pip-version-check", *packages]
-    done = subprocess.run(install, capture_output=True, text=True, check=False, timeout=280)
+    done = subprocess.run(install, capture_output=True, text=True, check=False, timeout=600)
     if done.returncode:
         pytest.skip(f"mlserver cannot be installed here: {done.stderr[-200:]}")
     folder = tmp_path / "theirs"

@@ -1,13 +1,15 @@
+# ruff: noqa: F722  # shapes are no forward references
 """The Open Inference Protocol over HTTP: every path, both encodings, errors with the right status."""
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import hashlib
 import json
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import smelt
+from smelt import Shaped, Tensor
 from smelt.errors import FileError
 from smelt.serve.config import KeyConfig
 from smelt.serve.grpc import GrpcFront
@@ -275,6 +278,44 @@ def test_a_bundle_says_whether_its_rows_are_independent(tmp_path: Path) -> None:
     np.testing.assert_array_equal(together[:1], alone)
 
 
+MIXING: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
+    "place": ("stablehlo.iota dim = 0 : {x}\n  %r = stablehlo.add %x, %a : {x}", "{x}", lambda x: x),
+    "pairs": (
+        "stablehlo.transpose %x, dims = [1, 0] : ({x}) -> tensor<2x?xf32, #smelt.sizes<2, B>>\n"
+        "  %r = stablehlo.dot_general %x, %a, contracting_dims = [1] x [0] : "
+        "({x}, tensor<2x?xf32, #smelt.sizes<2, B>>) -> tensor<?x?xf32, #smelt.sizes<B, B>>",
+        "tensor<?x?xf32, #smelt.sizes<B, B>>",
+        lambda x: x @ x.T,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MIXING)
+@pytest.mark.parametrize("trusted", [True, False])
+def test_programs_that_mix_rows_never_share_a_call(tmp_path: Path, name: str, trusted: bool) -> None:
+    """`x + iota(B)` and `x @ x.T`: requests at once are answered as if each were alone."""
+    body, result, wanted = MIXING[name]
+    kind = "tensor<?x2xf32, #smelt.sizes<B, 2>>"
+    text = f"func.func @main(%x: {kind}) -> {result} {{\n  %a = {body}\n  return %r : {result}\n}}"
+    (tmp_path / f"{name}.mlir").write_text(text.replace("{x}", kind))
+    with serving(model(tmp_path / f"{name}.mlir", trusted=trusted, max_delay_ms=20.0)) as client:
+        config = client.get(f"/v2/models/{name}/config").json
+        assert "dynamic_batching" not in config
+        (port,) = client.get(f"/v2/models/{name}").json["inputs"]
+
+        def ask(number: int) -> Any:
+            tensor = {"name": port["name"], "shape": [1, 2], "datatype": "FP32", "data": [number, 1.0]}
+            return client.ask("POST", f"/v2/models/{name}/infer", {"inputs": [tensor]})
+
+        async def burst() -> list[Any]:
+            return list(await asyncio.gather(*map(ask, range(12))))
+
+        for number, reply in enumerate(client.run(burst())):
+            expected = wanted(np.array([[number, 1.0]], np.float32))
+            assert reply.json["outputs"][0]["data"] == expected.reshape(-1).tolist()
+        assert client.get(f"/v2/models/{name}/stats").json["model_stats"][0]["execution_count"] == 12
+
+
 def test_names_and_paths_that_cannot_be_served(tmp_path: Path) -> None:
     small(tmp_path / "a b.onnx", 2)
     for path, message in ((tmp_path / "a b.onnx", "no name for a model"), (tmp_path / "absent", "no such file")):
@@ -331,3 +372,25 @@ def test_without_keys_administration_is_closed_by_default() -> None:
     with serving(model(DIGITS)) as found:
         assert found.post("/v2/repository/models/digits/unload").status == 403
         assert found.post("/v2/models/digits/infer", ask()).status == 200
+
+
+def test_a_python_model_is_served_from_its_bundle(tmp_path: Path) -> None:
+    """With the proof that its rows are independent; one that mixes rows has the reason instead."""
+
+    def scale(x: Shaped[Tensor, "f32[b=B, d=2]"]) -> Tensor:
+        return x * 3
+
+    def centre(x: Shaped[Tensor, "f32[b=B, d=2]"]) -> Tensor:
+        return x - x.mean("b")
+
+    for function, wanted in ((scale, "rows are proven independent"), (centre, "reduce")):
+        path = tmp_path / f"{function.__name__}.smelt"
+        smelt.compile(function, engine="native").save(path)
+        for trusted in (True, False):
+            with serving(model(path, engine="native", trusted=trusted)) as found:
+                name = function.__name__
+                tensor = {"name": "x", "shape": [2, 2], "datatype": "FP32", "data": [1, 2, 3, 6]}
+                answer = found.post(f"/v2/models/{name}/infer", {"inputs": [tensor]}).json["outputs"][0]["data"]
+                assert answer == ([3, 6, 9, 18] if name == "scale" else [-1, -2, 1, 2])
+                said = found.get(f"/v2/models/{name}/config").json["parameters"]["batching"]["string_value"]
+                assert wanted in said

@@ -267,3 +267,6 @@ def test_the_tour_of_tritonclient(server: Server, tmp_path: Path) -> None:
     addresses = [f"127.0.0.1:{port}" for port in (server.http, server.grpc)]
     done = subprocess.run([*tour, *addresses], capture_output=True, text=True, check=False, timeout=200)
     assert done.stdout == "the tour is over\n", done.stderr
+    example = [python, "examples/serve/with_tritonclient.py", "--http", addresses[0], "--grpc", addresses[1]]
+    done = subprocess.run(example, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout.count("are [") == 2, done.stderr
