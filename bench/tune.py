@@ -199,7 +199,7 @@ def compare_tuned(path: Path, database: Database, seconds: float) -> dict[str, A
 
 
 def run_models(paths: Sequence[Path], chosen: argparse.Namespace) -> dict[str, Any]:
-    """The parts that were asked for, added to those in the file."""
+    """The requested parts, added to those in the file."""
     kept = Path(chosen.json) if chosen.json else None
     record: dict[str, Any] = json.loads(kept.read_text()) if kept and kept.exists() else {}
     record |= {"machine": platform.processor() or platform.machine(), "threads": runtime().threads}

@@ -1,4 +1,4 @@
-"""Compiling a model while its weights come from the disk, beside doing one after the other.
+"""Compiling a model while its weights are read from disk, compared with doing both in sequence.
 
     python examples/compile_and_load.py [--engine pjrt] [--device cuda] [--megabytes 512]
 

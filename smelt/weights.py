@@ -87,7 +87,7 @@ def is_placeholder(value: Any) -> bool:
 
 
 class Staging(Protocol):
-    """Something that brings tensors to a device one after the other: a Platform."""
+    """What copies tensors to a device, one at a time: a Platform."""
 
     def stage(self, largest: int) -> AbstractContextManager[Callable[[Stored], Buffer]]:
         """What copies a tensor of at most `largest` bytes and returns when it has arrived; threads may share it."""

@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--answers", type=int, default=1, help="that each client asks for, one after the other")
+    parser.add_argument("--answers", type=int, default=1, help="answers per client, in sequence")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--trusted", action="store_true", help="the model in the server's own process")
     parser.add_argument("--engine-only", action="store_true", help=argparse.SUPPRESS)

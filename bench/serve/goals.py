@@ -89,7 +89,7 @@ def load_closed(seconds: float) -> None:
 
 
 def compare_throughput(path: Path, seconds: float, rounds: int) -> None:
-    """A process that calls the model without a pause, and a server with eight clients, one after the other."""
+    """First a process that calls the model without a pause, then a server with eight clients."""
     import smelt
 
     with smelt.load(path) as model:

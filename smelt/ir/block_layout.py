@@ -5,7 +5,7 @@ is subtracted from a code, a codebook, scales per block and per group. `ir.block
 records, `ui8[group, panel, n, record]`; `unpack` goes back to numbers, on NumPy, for the reference semantics of
 `smelt.packed_block_dot`.
 
-A record holds, one after the other: the planes of codes; the integers of groups that scale and minimum are multiplied
+A record holds, in this order: the planes of codes; the integers of groups that scale and minimum are multiplied
 by, i8[group, column], or both in one byte where each has four bits; the scales and the minimums, f16[column] or
 bf16[column]. A line of a plane is 64 bytes, byte
 4 * column + step for four steps of k; a plane of b bits has 8 / b times as many steps in a line, the first ones in the

@@ -39,7 +39,7 @@ Run = tuple[Bits, ...]  # parts of the same integers
 
 
 class Integers(Frozen):
-    """Runs one after the other; `zero` is subtracted. `signed`: bytes are i8."""
+    """Adjacent runs; `zero` is subtracted. `signed`: bytes are i8."""
 
     runs: tuple[Run, ...]
     zero: int = 0

@@ -95,7 +95,7 @@ COMPOSITES: dict[str, Composite] = {row.name: row for row in TABLE}
 
 
 def window_attributes(convolution: Op) -> dict[str, Any]:
-    """What `smelt.qdot` says of a convolution: `padding` is low and high for each place, one after the other."""
+    """What `smelt.qdot` says of a convolution: `padding` alternates low and high for each spatial axis."""
     attrs = convolution.attrs
     places = len(attrs["dimension_numbers"].input_spatial_dimensions)
     ones = (1,) * places

@@ -148,7 +148,7 @@ class Encoder(Model):
         return self._states(tokens, lengths, self.types.dense().slice(y=slice(0, 1)).squeeze("y"))
 
     def encode_pair(self, tokens: Tensor, lengths: Tensor, kinds: Tensor) -> Tensor:
-        """The same for two texts one after the other; `kinds` i32[b, s] says which of them a token belongs to."""
+        """The same for a pair of texts, concatenated; `kinds` i32[b, s] says which of them a token belongs to."""
         return self._states(tokens, lengths, self.types.dense().take(kinds, "y"))
 
     def _states(self, tokens: Tensor, lengths: Tensor, types: Tensor) -> Tensor:

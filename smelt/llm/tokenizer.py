@@ -37,7 +37,7 @@ _DEEPSEEK = (
     rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}"
 )
 # How texts are split before byte pairs are merged, and the values of GGUF's `tokenizer.ggml.pre` that say so; several
-# patterns split one after the other.
+# patterns apply in order.
 _WAYS: tuple[tuple[tuple[str, ...], str], ...] = (
     ((GPT2_SPLIT,), "gpt-2 phi-2 mpt olmo jais exaone4 mellum modern-bert gigachat a.x-4.0 trillion granite-docling"),
     ((r"\p{N}", GPT2_SPLIT), "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2"),
@@ -67,7 +67,7 @@ class Tokenizer:
     def __init__(self, inner: Any, source: str) -> None:
         self._inner = inner
         self.source = source
-        self.single: dict[int, str] = {}  # texts of tokens alone, of those that were asked for
+        self.single: dict[int, str] = {}  # texts of single tokens, cached
         self._cutting: tuple[int, Tokenizer] | None = None
 
     @property

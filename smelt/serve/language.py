@@ -122,7 +122,7 @@ class Generation:
 
     @property
     def said(self) -> str:
-        """The text with special tokens, where it was asked for."""
+        """The text with special tokens, if requested."""
         return self._run.said
 
     async def __aiter__(self) -> AsyncGenerator[Token, None]:

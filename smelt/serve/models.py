@@ -49,7 +49,7 @@ from smelt.stop import Cancel
 log = logging.getLogger("smelt.serve")
 FILES = (*FORMATS, SUFFIX)
 LOADING, READY, UNAVAILABLE = "LOADING", "READY", "UNAVAILABLE"
-ON_DEMAND = "it is loaded when it is asked for"
+ON_DEMAND = "it is loaded on demand"
 MOST_FITTING = 256  # kinds of inputs that are remembered
 TENSOR_MODELS = (LoadedModel, RemoteModel, Pipeline)
 

@@ -403,7 +403,7 @@ def respond(asked: InferRequest, outcome: Outcome, regions: Regions | None) -> R
 
 
 def answer(asked: InferRequest, outcome: Outcome, regions: Regions | None = None) -> Response:
-    """The outputs that were asked for, each as JSON or binary as the request says."""
+    """The requested outputs, each as JSON or binary as the request says."""
     wanted = _wanted_outputs(asked.outputs, outcome)
     binary_default = asked.parameters.get("binary_data_output") is True
     rows: list[bytes] = []
@@ -466,7 +466,7 @@ def check_outputs(names: Sequence[str], outcome: Outcome) -> None:
                 f"no output {name!r}", expected=", ".join(outcome.outputs), remedy="leave out `outputs` for all"
             )
     if len({*names}) < len(names):
-        raise RequestError("an output is asked for twice", expected="each name once")
+        raise RequestError("an output is requested twice", expected="each name once")
 
 
 def classify(array: Array, count: Any) -> Array:

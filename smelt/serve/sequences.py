@@ -3,7 +3,7 @@ left.
 
 The parameters are Triton's: `sequence_id`, with `sequence_start` in the first request and `sequence_end` in the last.
 A model's `state` names the inputs that come from the sequence and the outputs that become them; clients see neither.
-Requests of a sequence run one after the other, those of several share calls where rows are independent. `oip` calls it.
+Requests of a sequence run in order, those of several share calls where rows are independent. `oip` calls it.
 """
 
 from __future__ import annotations

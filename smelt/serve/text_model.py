@@ -41,7 +41,7 @@ class About(msgspec.Struct, frozen=True):
 
 
 class Token(msgspec.Struct, array_like=True, frozen=True):
-    """One token of an answer, and the text that is certain with it. Where log-probabilities were asked for, also its
+    """One token of an answer, and the text that is certain with it. If log-probabilities were requested, also its
     own text and the likeliest tokens. The limits are for what a worker sends."""
 
     token: int
@@ -75,7 +75,7 @@ class Scores(msgspec.Struct, array_like=True, frozen=True):
 
 
 class TextRun(ABC):
-    """One running answer. At its end `finish` is there, and `said` if it was asked for: the answer with its special
+    """One running answer. At its end `finish` is there, and `said` if requested: the answer with its special
     tokens."""
 
     finish = "length"

@@ -745,11 +745,11 @@ class Tensor:
         return moving.broadcast_to(self, shape)
 
     def repeat(self, axis: Axis, times: SizeLike) -> Tensor:
-        """Every element along an axis that many times, one after the other."""
+        """Every element along an axis repeated that many times."""
         return moving.repeat(self, axis, times)
 
     def tile(self, axis: Axis, times: SizeLike) -> Tensor:
-        """The whole axis that many times, one after the other."""
+        """The whole axis repeated that many times."""
         return moving.tile(self, axis, times)
 
     def slice(self, /, **slices: Any) -> Tensor:

@@ -43,7 +43,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What `Trainer.fit` was asked for."""
+    """The options of `Trainer.fit`."""
 
     epochs: int
     batch: int

@@ -32,6 +32,8 @@ PRIVATE = {
     r"made on the way": "fused",
     r"asks for what comes next": "prefetches",
     r"takes? for granted": "assumes",
+    r"one after the other": "in order, in sequence, concatenated",
+    r"(is|are|was|were) asked for": "requested, given, needed, used",
 }  # fmt: skip
 BANNED = {re.compile(rf"\b(?:{pattern})\b", re.IGNORECASE): instead for pattern, instead in PRIVATE.items()}
 

@@ -84,7 +84,7 @@ TABLE: Mapping[str, Rule | Callable[[Op], Rule]] = MappingProxyType(
 )
 
 # Composites with rules of their own; every other one is differentiated through its decomposition.
-COMPOSITES: Mapping[str, Rule] = MappingProxyType({"smelt.stop_gradient": zero("smelt.stop_gradient was asked for")})
+COMPOSITES: Mapping[str, Rule] = MappingProxyType({"smelt.stop_gradient": zero("smelt.stop_gradient stops it")})
 REMAT = "smelt.remat"  # its decomposition is computed again in the backward pass
 # Rules that users stated in Python (`smelt.custom_gradient`), by the names of their composites. Never forgotten: a
 # program may outlive the code that recorded it.

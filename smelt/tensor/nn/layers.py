@@ -116,7 +116,7 @@ class Dropout(Model):
 
 
 class Sequential(Model):
-    """Layers and functions one after the other; paths number them as torch does: `0.weight`, `2.bias`.
+    """Layers and functions in sequence; paths number them as torch does: `0.weight`, `2.bias`.
 
     >>> import smelt
     >>> mlp = Sequential(Linear(d=4, f=8), Tensor.relu, Linear(f=8, c=2))

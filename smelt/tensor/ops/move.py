@@ -362,7 +362,7 @@ def _check_times(what: str, shown: Operand, times: SizeLike) -> Size:
 
 
 def repeat(x: Tensor, axis: Axis, times: SizeLike) -> Tensor:
-    """Every element along an axis that many times, one after the other."""
+    """Every element along an axis repeated that many times."""
     shown = operand("operand", x)
     place, count = find_axis("repeat", shown, axis), _check_times("repeat", shown, times)
     sizes = list(x.shape.sizes)
@@ -373,7 +373,7 @@ def repeat(x: Tensor, axis: Axis, times: SizeLike) -> Tensor:
 
 
 def tile(x: Tensor, axis: Axis, times: SizeLike) -> Tensor:
-    """The whole axis that many times, one after the other."""
+    """The whole axis repeated that many times."""
     shown = operand("operand", x)
     place, count = find_axis("tile", shown, axis), _check_times("tile", shown, times)
     sizes = list(x.shape.sizes)
@@ -564,7 +564,7 @@ def pad(x: Tensor, amounts: Mapping[Axis, Any], value: Number | Tensor = 0) -> T
 
 
 def concatenate(tensors: Sequence[Tensor], axis: Axis) -> Tensor:
-    """Tensors one after the other along an axis; all other axes are the same.
+    """Tensors concatenated along an axis; all other axes are the same.
 
     >>> from smelt.tensor import tensor
     >>> concatenate([tensor([1, 2], "s"), tensor([3], "s")], "s").numpy().tolist()

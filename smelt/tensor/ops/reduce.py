@@ -130,7 +130,7 @@ def _check_fits(x: Tensor, found: Size, most: int, element: DType) -> tuple[Tens
 
 
 def _count(x: Tensor, places: Sequence[int], element: DType | None = None) -> Tensor:
-    """How many elements are reduced to one, as a scalar of x's type unless another is asked for."""
+    """How many elements are reduced to one, as a scalar of x's type unless another is given."""
     found = product(x.shape.sizes[place] for place in places)
     if isinstance(found, int):
         return constant(found, element or x.dtype)

@@ -79,7 +79,7 @@ Writer = Callable[..., Any]
 
 
 class Graph:
-    """The graph, with `table` to write an op when its value is asked for."""
+    """The graph, with `table` to write an op when its value is needed."""
 
     def __init__(self, write_op: Callable[[Graph, Op], Sequence[Out]]) -> None:
         self.scope = Scope()
@@ -238,7 +238,7 @@ class Graph:
         return out
 
     def write(self, region: Region) -> None:
-        """All ops of a region, in order; those that are put off come when they are asked for."""
+        """All ops of a region, in order; deferred ops are written when they are needed."""
         for op in region.ops:
             if op.name not in PUT_OFF:
                 for result, out in zip(op.results, self._write_op(self, op), strict=True):
