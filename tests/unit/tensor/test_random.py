@@ -1,5 +1,7 @@
 """Random numbers: bits are XLA's Threefry, one key gives the same numbers, and distributions have their moments."""
 
+from statistics import NormalDist
+
 import jax
 import numpy as np
 import pytest
@@ -87,3 +89,13 @@ def test_engines_agree_bit_for_bit():
             want = random.bits(random.key(9), f"{element}[a=3, b=5]").numpy()
         with engine("native"):
             assert random.bits(random.key(9), f"{element}[a=3, b=5]").numpy().tolist() == want.tolist()
+
+
+def test_normal_numbers_are_the_inverse_of_the_integral_at_the_middle_of_intervals():
+    unit = random.uniform(random.key(6), "f64[n=64]").numpy()
+    want = [NormalDist(1.0, 2.0).inv_cdf(float(each) + 2.0**-54) for each in unit]
+    got = random.normal(random.key(6), "f64[n=64]", mean=1.0, std=2.0).numpy()
+    np.testing.assert_allclose(got, want, rtol=1e-11, atol=1e-12)
+    narrow = random.uniform(random.key(6), "f32[n=64]").numpy().astype(np.float64)
+    want = [NormalDist().inv_cdf(float(each) + 2.0**-25) for each in narrow]
+    np.testing.assert_allclose(random.normal(random.key(6), "f32[n=64]").numpy(), want, rtol=2e-5, atol=2e-6)
