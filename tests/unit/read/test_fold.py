@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from itertools import product
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from smelt.dim import floordiv, maximum, minimum, mod, symbol
+from smelt.dtype import f32, i64
+from smelt.errors import ShapeError, SmeltError
+from smelt.model import load
 from smelt.read.onnx import fold
+from smelt.read.onnx.items import Tensor
+from tests.unit.read.refused import one_node
 
 N, M = symbol("N"), symbol("M")  # sizes: at least 0
 
@@ -62,3 +70,45 @@ def test_numbers(name: str) -> None:
 )  # fmt: skip
 def test_symbols(found: Any, want: Any) -> None:
     assert found is want if want is None or isinstance(want, bool) else found == want
+
+
+N = symbol("N")
+
+
+def known(*elements: Any) -> Tensor:
+    array = np.array(elements, object)
+    return (
+        Tensor.symbolic(array, i64) if any(each is N for each in elements) else Tensor.constant(array.astype(np.int64))
+    )
+
+
+def test_an_elementwise_function_of_known_tensors_is_known() -> None:
+    """Element by element, broadcast; symbols stay symbols."""
+    row, column = known(N, 2), Tensor.constant(np.array([[3], [4]]))
+    found = fold.fold(operator.mul, i64, row, column)
+    assert found is not None
+    assert found.known is not None
+    assert found.known.tolist() == [[3 * N, 6], [4 * N, 8]]
+    plain = fold.fold(operator.add, i64, known(1, 2), known(3, 4))
+    assert plain is not None
+    assert plain.known is not None
+    assert (plain.known.tolist(), plain.known.dtype) == ([4, 6], np.int64)
+    assert fold.fold(operator.add, i64, known(1, 2), known(1, 2, 3)) is None
+    assert fold.fold(lambda a: None, i64, known(N, 2)) is None
+    assert fold.fold(operator.neg, f32, Tensor.constant(np.ones(2, np.float32))) is None
+    for count, folds in ((1024, True), (1025, False)):
+        assert (fold.fold(operator.neg, i64, Tensor.constant(np.ones(count, np.int64))) is not None) == folds
+
+
+def test_what_a_condition_selects_is_checked_where_sizes_are_known(tmp_path: Path) -> None:
+    """Proven for a static size, refused at once, or checked by the call."""
+    flags = np.array([False, True, True])
+    for size in (3, 4):
+        load(one_node(tmp_path, "Compress", [f"f32[{size}]", flags], axis=0), engine="reference")
+    with pytest.raises(ShapeError, match="Compress: elements") as caught:
+        load(one_node(tmp_path, "Compress", ["f32[2]", flags], axis=0), engine="reference")
+    assert (caught.value.expected, caught.value.got) == ("at most 2", 3)
+    model = load(one_node(tmp_path, "Compress", ["f32[N]", flags], axis=0), engine="reference")
+    assert model(np.array([1, 2, 3], np.float32))["y0"].tolist() == [2, 3]
+    with pytest.raises(SmeltError, match="3 is more than 2"):
+        model(np.ones(2, np.float32))
