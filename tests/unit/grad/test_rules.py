@@ -100,15 +100,15 @@ def test_every_op_has_a_rule_or_a_reason():
 def test_a_convolution_without_attributes_has_their_defaults(seed: int):
     d = Draw(seed)
     dims = ConvDims(0, 1, (2, 3), 1, 0, (2, 3), 0, 1, (2, 3))
-    defaults = {
+    defaults: dict[str, Any] = {
         "window_strides": (1, 1), "padding": ((0, 0), (0, 0)), "lhs_dilation": (1, 1), "rhs_dilation": (1, 1),
         "window_reversal": (False, False),
     }  # fmt: skip
     found = []
     x, w, g = d(2, 3, 6, 5), d(4, 3, 3, 2), d(2, 4, 4, 4)
+    groups: dict[str, Any] = {"feature_group_count": 1, "batch_group_count": 1}
     for attrs in ({}, defaults):
         f = FuncBuilder("main", [Shape("f64", *x.shape), Shape("f64", *w.shape)])
-        groups = {"feature_group_count": 1, "batch_group_count": 1}
         program = Program.of(f.func(f.convolution(*f.args, dimension_numbers=dims, **groups, **attrs)))
         found.append([*run(vjp(program), [x, w, g]), *run(jvp(program), [x, w, x, w])])
     for got, want in zip(*found, strict=True):
