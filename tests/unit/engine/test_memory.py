@@ -97,6 +97,8 @@ def test_the_formula_of_buffers_that_share_memory(first: int, second: int) -> No
     assert 2 in map(len, footprint.main[1].slots)
     sizes = {"B": first, "C": second}
     assert evaluate(parse_size(footprint.text()), sizes) == footprint.peak(sizes)
+    parts = footprint.parts(sizes)
+    assert [parts[name] for name in ("weights", "bound", "preparation")] == [0, 0, 0]  # nothing is prepared
 
 
 def test_too_large_a_model_is_refused_before_its_weights_are_read() -> None:
