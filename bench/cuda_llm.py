@@ -1,9 +1,11 @@
 """`python -m bench.cuda_llm --out FILE.json`: decoding with the sizes of Llama 3.1 8B in bf16 on our own CUDA kernels.
 
     step    `examples/llama_gpu.py` at batch 1, 8, 32: tokens, caches and logits stay on the device
-    overlap the same, where kernels read their weights before the kernel in front of them ends
-    alone   the same, where no launch prefetches the weights of the next product
+    twin    the same and the model by hand in JAX, in interleaved rounds; the ratio is to JAX's faster layout
+    overlap step, where kernels do or do not begin before the kernel in front of them ends, unlike the default
+    alone   step, where no launch prefetches the weights of the next product
     engine  `smelt.llm`: the step of a decoder over pages, with logits on the host, as requests are served
+    q4_0    engine with matrices in a block format; q4_0_products: each product alone, in bytes of weights per second
 
 Weights are random. Each case runs in a process of its own with a time limit, few layers first, and is written to FILE
 as soon as it is done: seconds of a step, tokens per second, the part of the memory's bandwidth, the longest kernels.
@@ -18,28 +20,35 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bench import cuda_twin
+from bench.cuda_blocks import random_blocks, run_products
 from examples.llama_gpu import SMALL, Llama, Sizes, _random, compiled_step, steps
 from smelt.device import host_plan
+from smelt.ir.blocks import BLOCKS, Block
 from smelt.kernel.emit import plan_json
 
 ROOT = Path(__file__).resolve().parents[1]
-WARM, STEPS = 6, 32
+WARM, STEPS = 24, 32
 SEED_SHAPES: dict[tuple[int, ...], Any] = {}
 
 
-def weights_of(shapes: dict[str, tuple[int, ...]]) -> Any:
-    """One random array for each shape: layers share it on the host, and each has its own copy on the device."""
+def weights_of(shapes: dict[str, tuple[int, ...]], row: Block | None = None) -> Any:
+    """One random array for each shape: layers share it on the host, and each has its own copy on the device.
+    `row`: arrays of three axes are blocks of this format."""
     from smelt.buffer import HostBuffer
     from smelt.weights import Weights
 
-    for shape in {*shapes.values()}:
-        SEED_SHAPES[shape] = _random(shape, len(SEED_SHAPES))
+    for seed, shape in enumerate(sorted({*shapes.values()})):
+        is_blocks = row is not None and len(shape) == 3
+        SEED_SHAPES[shape] = random_blocks(row, shape, seed) if row and is_blocks else _random(shape, seed)
     return Weights.of({name: HostBuffer.of(SEED_SHAPES[shape]) for name, shape in shapes.items()})
 
 
@@ -98,39 +107,46 @@ def graph_seconds(step: Any, wait: Any, driver: Any) -> dict[str, Any]:
     return {"replays": len(seconds) / 4, "seconds": sum(seconds) / 4}
 
 
-def run_step(sizes: Sizes, batch: int) -> dict[str, Any]:
-    """The example's model, whose state stays on the device."""
+def start_steps(sizes: Sizes, batch: int, first: int) -> Iterator[Any]:
+    """The example's model, whose state stays on the device: its steps from a position on."""
     import smelt
-    from smelt.device.registry import find_device
-    from smelt.tensor.model import parameters_of
 
     where = smelt.platform("cuda", "native")
-    shapes = {name: tensor.shape.numbers() for name, tensor in parameters_of(Llama, sizes=sizes).items()}
-    weights = weights_of(shapes)
+    weights = weights_of(weight_shapes(sizes))
     model = smelt.instantiate(Llama, weights, sizes=sizes)
+    bound = compiled_step(model, sizes, batch, where).prepare(weights)
+    return steps(bound, where, sizes, np.arange(batch), first)
+
+
+def weight_shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
+    from smelt.tensor.model import parameters_of
+
+    return {name: tensor.shape.numbers() for name, tensor in parameters_of(Llama, sizes=sizes).items()}
+
+
+def run_step(sizes: Sizes, batch: int, first: int) -> dict[str, Any]:
+    from smelt.device.registry import find_device
+
     start = time.perf_counter()
-    executable = compiled_step(model, sizes, batch, where)
-    compiled = time.perf_counter()
-    bound = executable.prepare(weights)
-    stream = steps(bound, where, sizes, np.arange(batch))
+    stream = start_steps(sizes, batch, first)
     last: list[Any] = [next(stream)]
     found = {"tokens": last[0].tokens.numpy()[:4, 0].tolist()}
     for _ in range(3):
         last[0] = next(stream)
-    digest = hashlib.sha256(last[0].logits.numpy().tobytes()).hexdigest()[:12]  # both kinds must have the same
+    digest = hashlib.sha256(last[0].logits.numpy().tobytes()).hexdigest()[:12]  # all kinds must have the same
     found["logits"] = digest
-    found |= {"compile": compiled - start, "bind": time.perf_counter() - compiled}
+    found["begin"] = time.perf_counter() - start
 
     def step() -> None:
         last[0] = next(stream)
 
-    moved = sum(2 * int(np.prod(shape)) for name, shape in shapes.items() if "embed_tokens" not in name)
+    moved = sum(2 * int(np.prod(shape)) for name, shape in weight_shapes(sizes).items() if "embed_tokens" not in name)
     driver = find_device("cuda").driver  # type: ignore[attr-defined]
     return found | measure(step, lambda: last[0].tokens.wait(), STEPS, driver, batch, moved)
 
 
-def run_engine(sizes: Sizes, batch: int) -> dict[str, Any]:
-    """The decoder of `smelt.llm`: one step for all sequences, 256 positions long."""
+def run_engine(sizes: Sizes, batch: int, first: int, format: str = "bf16") -> dict[str, Any]:
+    """The decoder of `smelt.llm`: one step for all sequences, 256 positions long. `format`: of the matrices."""
     from smelt.device.registry import find_device
     from smelt.dtype import bf16, dtype
     from smelt.llm.batch import Batch
@@ -149,13 +165,18 @@ def run_engine(sizes: Sizes, batch: int) -> dict[str, Any]:
         *(1e-5, "silu", sizes.head_size**-0.5),
         cache=dtype("bf16"),
     )
-    shapes = {name: each.shape.numbers() for name, each in parameters_of(Decoder, config=config, formats={}).items()}
-    weights = weights_of(shapes)
-    checkpoint = Checkpoint(Path("random"), "folder", config, weights, dict.fromkeys(shapes, bf16))
+    plain = {name: each.shape.numbers() for name, each in parameters_of(Decoder, config=config, formats={}).items()}
+    formats: dict[str, Any] = {
+        name: BLOCKS[format] if format in BLOCKS and len(shape) == 2 else bf16 for name, shape in plain.items()
+    }
+    made_of = parameters_of(Decoder, config=config, formats=formats)
+    shapes = {name: each.shape.numbers() for name, each in made_of.items()}
+    weights = weights_of(shapes, BLOCKS.get(format))
+    checkpoint = Checkpoint(Path("random"), "folder", config, weights, formats)
     start = time.perf_counter()
-    made = make_step(checkpoint, "cuda", "native", "f32")
+    made = make_step(checkpoint, "cuda", "native", "q8" if format in BLOCKS else "f32")
     found: dict[str, Any] = {"load": time.perf_counter() - start}
-    length = 4 * PAGE
+    length = first or 4 * PAGE
     pages = [list(range(8 * i, 8 * i + 8)) for i in range(batch)]
     arrays = [
         tuple(made.put(np.zeros((8 * batch, config.kv_heads, *tail), bf16.numpy)) for tail in tails)
@@ -168,22 +189,46 @@ def run_engine(sizes: Sizes, batch: int) -> dict[str, Any]:
         rows, state["pools"] = made.run(Batch.of(parts), state["pools"])
         state["tokens"], state["at"] = [rows.best(i) or 0 for i in range(batch)], state["at"] + 1
 
-    moved = sum(2 * int(np.prod(shape)) for name, shape in shapes.items() if "embed" not in name)
+    moved = sum(weights[name].numpy().nbytes for name in shapes if "embed" not in name)
     driver = find_device("cuda").driver  # type: ignore[attr-defined]
     return found | measure(step, lambda: None, STEPS, driver, batch, moved)
 
 
-def run_overlap(sizes: Sizes, batch: int) -> dict[str, Any]:
-    host_plan.OVERLAP = True
-    return run_step(sizes, batch)
+def run_overlap(sizes: Sizes, batch: int, first: int) -> dict[str, Any]:
+    host_plan.OVERLAP = not host_plan.OVERLAP
+    return run_step(sizes, batch, first)
 
 
-def run_alone(sizes: Sizes, batch: int) -> dict[str, Any]:
+def run_alone(sizes: Sizes, batch: int, first: int) -> dict[str, Any]:
     plan_json.MOST_PREFETCHED = 0
-    return run_step(sizes, batch)
+    return run_step(sizes, batch, first)
 
 
-RUN = {"step": run_step, "overlap": run_overlap, "alone": run_alone, "engine": run_engine}
+def run_twin(sizes: Sizes, batch: int, first: int) -> dict[str, Any]:
+    """`step` beside the twin in JAX."""
+    cuda_twin.start_jax()
+    stream, last = start_steps(sizes, batch, first), list[Any]()
+
+    def ours(count: int) -> float:
+        start = time.perf_counter()
+        for _ in range(count):
+            last[:] = [next(stream)]
+        last[0].tokens.wait()
+        return (time.perf_counter() - start) / count
+
+    ours(WARM)
+    return cuda_twin.compare(ours, sizes, batch, first)
+
+
+RUN: dict[str, Callable[[Sizes, int, int], dict[str, Any]]] = {
+    "step": run_step,
+    "overlap": run_overlap,
+    "alone": run_alone,
+    "engine": run_engine,
+    "twin": run_twin,
+    **{format: partial(run_engine, format=format) for format in BLOCKS},
+    **{f"{format}_products": partial(run_products, format=format) for format in BLOCKS},
+}
 
 
 def main() -> int:
@@ -193,6 +238,7 @@ def main() -> int:
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--batches", default="1,8,32")
     parser.add_argument("--layers", default="2,32")
+    parser.add_argument("--start", type=int, default=0, help="positions of the cache that are filled already")
     parser.add_argument("--kinds", default="step,overlap,engine")
     parser.add_argument("--seconds", type=float, default=110, help="the most that one case may take")
     parser.add_argument("--case", help=argparse.SUPPRESS)
@@ -204,7 +250,7 @@ def main() -> int:
         register()
     if options.case:
         kind, layers, batch = options.case.split(":")
-        print(json.dumps(RUN[kind](replace(sizes, layers=int(layers)), int(batch))))
+        print(json.dumps(RUN[kind](replace(sizes, layers=int(layers)), int(batch), options.start)))
         return 0
     found: dict[str, Any] = {"command": sys.argv}
     for layers in options.layers.split(","):

@@ -166,12 +166,12 @@ def compiled_step(model: Llama, sizes: Sizes, batch: int, where: Any) -> Any:
     )
 
 
-def steps(bound: Any, where: Any, sizes: Sizes, tokens: Any) -> Iterator[Step]:
-    """Step after step; nothing but the first tokens comes from the host, and nothing goes back there."""
+def steps(bound: Any, where: Any, sizes: Sizes, tokens: Any, start: int = 0) -> Iterator[Step]:
+    """Step after step from a position on; nothing but the first tokens comes from the host, nothing goes back there."""
     given = where.put(HostBuffer.of(np.asarray(tokens, np.int32).reshape(-1, 1)))
-    at = where.put(HostBuffer.of(np.int32(0)))
+    at = where.put(HostBuffer.of(np.int32(start)))
     caches: Any = empty_caches(where, sizes, given.shape.sizes[0])
-    for _ in range(sizes.places):
+    for _ in range(start, sizes.places):
         made = bound(given, caches, at)
         given, _, caches, at = made
         yield made

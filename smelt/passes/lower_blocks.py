@@ -137,10 +137,12 @@ def _reshape(b: Builder, value: Value, shape: Shape) -> Value:
 # ---- native ----
 
 
-def lower_blocks(edit: Edit) -> int:
-    """Block products as kernels; rows looked up in packed weights, or in a file's bytes."""
+def lower_blocks(edit: Edit, *, grouped: bool = True) -> int:
+    """Block products as kernels, with `grouped` those of ragged groups too; rows looked up in packed weights, or in a
+    file's bytes."""
     packed: dict[Value, tuple[Layout, Value]] = {}  # by the bytes that were packed
-    products = [op for op in edit.ops() if _is_composite(op, "smelt.block_dot", "smelt.block_ragged_dot")]
+    names = ("smelt.block_dot", *(("smelt.block_ragged_dot",) if grouped else ()))
+    products = [op for op in edit.ops() if _is_composite(op, *names)]
     for op in products:
         _replace(edit, op, _packed_dot(edit, op, packed))
     lookups = [op for op in edit.ops() if op.name == "stablehlo.gather"]

@@ -13,6 +13,7 @@ from itertools import accumulate, pairwise
 from smelt.dim import Size
 from smelt.dtype import DType, bf16
 from smelt.frozen import Frozen
+from smelt.ir.block_layout import COLUMNS
 from smelt.ir.core import Op, Region, Value
 from smelt.ir.rewrite import Edit, has_effect
 from smelt.layout import Layout
@@ -20,6 +21,7 @@ from smelt.passes.crop import crop
 from smelt.passes.split_prepare import WEIGHT
 from smelt.shape import Shape
 
+DOTS = ("smelt.packed_dot", "smelt.packed_block_dot")
 MANY_COLUMNS = 8192  # a product with as many has enough blocks, and keeps its epilogue,
 FEW_ROWS = 32  # unless it has few rows: then a launch costs more than the epilogue's results in memory
 
@@ -38,9 +40,10 @@ def _merge_in(edit: Edit, region: Region) -> int:
     weights = {arg for arg, attrs in zip(edit.func.args, edit.func.arg_attrs, strict=True) if WEIGHT in attrs}
     groups: dict[Hashable, list[Op]] = {}
     for op in edit.ops(region):
-        if op.name == "smelt.packed_dot" and _can_merge(edit, op, weights):
-            lhs, panels = edit.operands(op)
-            key = (_source(edit, lhs), lhs.type, panels.shape.dtype, op.result.shape.dtype, op.attrs["layout"])
+        if op.name in DOTS and _can_merge(edit, op, weights):
+            *left, panels = edit.operands(op)
+            rows = tuple((_source(edit, each), each.type) for each in left)
+            key = (op.name, rows, panels.shape.dtype, op.result.shape.dtype, *op.attrs.values())
             groups.setdefault(key, []).append(op)
     count = 0
     for ops in groups.values():
@@ -103,9 +106,9 @@ def _source(edit: Edit, value: Value) -> Value:
 
 def _can_merge(edit: Edit, op: Op, weights: set[Value]) -> bool:
     """Whether whole panels of weights are multiplied, of few columns or by few rows."""
-    panels, columns = edit.operands(op)[1], op.result.shape.sizes[2]
+    panels, columns = edit.operands(op)[-1], op.result.shape.sizes[2]
     count = panels.shape.sizes[1]
-    width = Layout.parse(op.attrs["layout"]).axes[-1][0].size
+    width = Layout.parse(op.attrs["layout"]).axes[-1][0].size if "layout" in op.attrs else COLUMNS
     rows = op.result.shape.sizes[1]
     few = isinstance(rows, int) and rows <= FEW_ROWS
     whole = isinstance(columns, int) and columns == count * width and (few or columns < MANY_COLUMNS)
@@ -145,11 +148,11 @@ def _merge(edit: Edit, ops: list[Op], followed: list[_End]) -> None:
             copies[value] = build.op(value.op.name, *operands, result=value.type, **value.op.attrs).result
         return copies[value]
 
-    panels = build.concatenate(*(copy(edit.operands(op)[1]) for op in ops), dimension=1)
-    lhs, layout = edit.operands(first)[0], first.attrs["layout"]
+    panels = build.concatenate(*(copy(edit.operands(op)[-1]) for op in ops), dimension=1)
+    left = edit.operands(first)[:-1]
     ends = [*accumulate(size for op in ops if isinstance(size := op.result.shape.sizes[2], int))]
     total = Shape.of(first.result.shape.dtype, (*first.result.shape.sizes[:2], ends[-1]))
-    whole = build.op("smelt.packed_dot", lhs, panels, result=total, layout=layout).result
+    whole = build.op(first.name, *left, panels, result=total, **first.attrs).result
     if followed:
         shape = Shape.of(total.dtype, (*followed[0].sizes[:-1], ends[-1]))
         bias = build.concatenate(*(copy(each.bias) for each in followed), dimension=0)

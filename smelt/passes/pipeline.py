@@ -132,7 +132,7 @@ def passes(
         return count + common_subexpressions(edit) if count else 0  # matmuls that share an operand share its conversion
 
     def blocks(edit: Edit) -> int:
-        count = lower_blocks(edit)
+        count = lower_blocks(edit, grouped=not simt)  # a GPU multiplies ragged groups by decoded weights
         return count + common_subexpressions(edit) if count else 0  # products of the same rows round them once
 
     def join(program: Program) -> Program:
@@ -159,7 +159,7 @@ def passes(
         Pass(
             "fuse_attention", rules(attention_rules(width, not simt)), "FlashAttention: scores are never materialised"
         ),
-        *((on_blocks,) if target is None or target.kind == "cpu" else ()),  # a GPU multiplies by decoded weights
+        on_blocks,
         Pass("lower_int8", rules(int8_rules(width)), "compute quantised matmuls and convolutions as int8 GEMM"),
         Pass("inline", inline_composites, "decompose composites that have no kernel"),
         Pass("lower_bf16", per_function(lower_bf16), "compute bf16 matmuls as bf16 GEMM, or in f32"),

@@ -86,6 +86,33 @@ static void smelt_mma_sync(float *c, const unsigned *a, const unsigned *b) {
   __syncwarp();
 }
 
+// mma.sync.m16n8k32 of bytes: the left ones have no sign, the right ones do.
+static void smelt_mma_bytes(int *c, const unsigned *a, const unsigned *b) {
+  memcpy(left_words[current], a, 16);
+  memcpy(right_words[current], b, 8);
+  __syncwarp();
+  const int first = current / WARP * WARP, group = current % WARP / 4, member = current % 4;
+  for (int e = 0; e < 4; e++) {
+    const int row = group + e / 2 * 8, column = 2 * member + e % 2;
+    for (int k = 0; k < 32; k++) {
+      const unsigned x = left_words[first + row % 8 * 4 + k % 16 / 4][row / 8 + k / 16 * 2];
+      const unsigned y = right_words[first + column * 4 + k % 16 / 4][k / 16];
+      c[e] += (int)(unsigned char)(x >> k % 4 * 8) * (signed char)(y >> k % 4 * 8);
+    }
+  }
+  __syncwarp();
+}
+struct smelt_pair;
+template <class W = smelt_pair> static W smelt_read_pair(const void *from) { return *(const W *)from; }
+static unsigned smelt_read_word(const void *from) { return *(const unsigned *)from; }
+static float smelt_widen_half(unsigned x) { _Float16 h; memcpy(&h, &x, 2); return h; }
+static unsigned __byte_perm(unsigned x, unsigned y, unsigned places) {
+  const unsigned long long both = (unsigned long long)y << 32 | x;
+  unsigned found = 0;
+  for (int i = 0; i < 4; i++) found |= (unsigned)(both >> 8 * (places >> 4 * i & 7) & 255) << 8 * i;
+  return found;
+}
+
 // Asynchronous copies and products are done when a thread waits for them: what reads or overwrites too early is found.
 static char smelt_shared[232448] __attribute__((aligned(1024)));  // of a launch that asks for shared memory
 struct smelt_words;

@@ -28,7 +28,7 @@ from smelt.engine.profile import profile
 from smelt.engine.reference import ReferenceEngine
 from smelt.engine.store import recompile
 from smelt.errors import RunError, ShapeError, SizeError, SmeltError
-from smelt.ir.blocks import BLOCKS
+from smelt.ir.blocks import BLOCKS, TABLE
 from smelt.ir.core import Program
 from smelt.ir.interpret import run
 from smelt.ir.text import parse
@@ -280,16 +280,35 @@ def test_bundles(emulated: EmulatedCuda, tmp_path: Path) -> None:
         np.testing.assert_array_equal(model(pixels)["probabilities"], expected)
 
 
-def test_block_quantised_weights(emulated: EmulatedCuda, seed: int) -> None:
-    """A GPU multiplies by decoded weights; integers and scales give the bits of a processor."""
-    row = BLOCKS["q4_0"]
-    program = round_activations(test_block_dot.product(row, 3, 21))
-    w = test_block_dot.random_weights(row, 21, 3, seed=seed)
-    x = np.random.default_rng(seed).standard_normal((5, 3 * row.length), np.float32)
-    there, here = (made for each in (emulated.target(), None) for made in compile_all([program], each))
-    assert not isinstance(there, SmeltError)
-    assert not isinstance(here, SmeltError)
-    np.testing.assert_array_equal(there(x, w)[0].numpy(), here(x, w)[0])
+@pytest.mark.parametrize("format", [row.name for row in TABLE])
+def test_block_quantised_weights(format: str, emulated: EmulatedCuda, seed: int) -> None:
+    """Sums of any number of rows have the same bits, and are those of the reference semantics up to their order."""
+    row, columns = BLOCKS[format], 21
+    blocks = 11 if row.length == 32 else 9  # a warp has one or two of them
+    program = round_activations(test_block_dot.product(row, blocks, columns))
+    w = test_block_dot.random_weights(row, columns, blocks, seed=seed)
+    x = np.random.default_rng(seed).standard_normal((33, blocks * row.length), np.float32)
+    (want,) = run(program, [x, w])
+    (made,) = compile_all([program], emulated.target())
+    assert not isinstance(made, SmeltError)
+    *_, text = emit_source([plan_program(program, emulated.target())]).texts(1)
+    launches = list_launches(json.loads(text)["programs"]["smelt0"]["steps"])
+    assert sum("block_dot" in each["function"] for each in launches) == 3  # for few rows, some and many
+    found = {rows: made(x[:rows], w)[0].numpy() for rows in (0, 1, 9, 33)}
+    for rows, got in found.items():
+        np.testing.assert_array_equal(got, found[33][:rows])
+    np.testing.assert_allclose(found[33], want, rtol=0, atol=2e-6 * np.abs(want).max())
+
+
+def test_block_quantised_weights_of_several_groups(emulated: EmulatedCuda, seed: int) -> None:
+    row = BLOCKS["q4_k"]
+    program = round_activations(test_block_dot.product(row, 1, 40, 3))
+    w = test_block_dot.random_weights(row, 3, 40, 1, seed=seed)
+    x = np.random.default_rng(seed).standard_normal((5, 3, row.length), np.float32)
+    (made,) = compile_all([program], emulated.target())
+    assert not isinstance(made, SmeltError)
+    (want,) = run(program, [x, w])
+    np.testing.assert_allclose(made(x, w)[0].numpy(), want, rtol=0, atol=2e-6 * np.abs(want).max())
 
 
 def test_a_language_model(emulated: EmulatedCuda, tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def multiply_blocks(
     """Rows (group, first, count) × one panel (matrix, number), over all of k, into a local tile."""
     (group, first, used), (*left, panels) = rows, op.operands[:4]
     *_, blocks, size = tensor(panels).sizes
-    q, scales, totals = (_rows(nest, op, each, (group, first), used) for each in left)
+    q, scales, totals = (row_slices(nest, op, each, (group, first), used) for each in left)
     place = element_place(nest, op, panels, (*panel, Number(0), Number(0)))
     records = Slice(place, (Amount(blocks), Amount(size)), (Amount(size), Number(1)))
     nest.emit(BlockMma(columns.sums(tile, Number(0), used), q, scales, totals, records, op.attrs["format"]))
@@ -108,7 +108,7 @@ def chunk_rows(rows: Size, depth: Size) -> int:
     return min(rows, most) if isinstance(rows, int) else most
 
 
-def _rows(nest: Nest, op: Op, value: Value, index: tuple[Expr, Expr], rows: Expr) -> Slice:
+def row_slices(nest: Nest, op: Op, value: Value, index: tuple[Expr, Expr], rows: Expr) -> Slice:
     """Rows of a value [group, row, …] from an index on."""
     buffer, start, (group, row, _) = memory_layout(nest, op, value)
     place = Place(buffer, add(scale(index[0], group), scale(index[1], row), start))

@@ -9,6 +9,7 @@ from smelt.kernel.build import (
     attention,
     attention_simt,
     blocks,
+    blocks_simt,
     conv,
     conv_simt,
     depthwise,
@@ -36,7 +37,7 @@ from smelt.kernel.loops.nest import PULLS
 
 FAMILIES = (
     *(elementwise, quantise, gather_scatter, reduce, window, select_and_scatter, scan, sort),
-    *(gemm_simt, conv_simt, attention_simt, paged_attention_simt),
+    *(gemm_simt, conv_simt, blocks_simt, attention_simt, paged_attention_simt),
     *(gemm, relayout, blocks, grouped, conv, depthwise, winograd, attention, paged_attention, linalg, fft, random),
 )
 

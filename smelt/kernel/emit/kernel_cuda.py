@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 
 from smelt.dim import Size
 from smelt.dtype import DType
-from smelt.errors import UnsupportedError
+from smelt.ir.block_layout import Layout
 from smelt.kernel import math
+from smelt.kernel.emit.blocks_cuda import block_call
 from smelt.kernel.emit.printer import Printer, apply_text
 from smelt.kernel.emit.tile_cuda import FEW, MMA, TILE, TILED
 from smelt.kernel.emit.tile_dense import tile_call
@@ -181,31 +182,36 @@ class StagePrinter(Printer):
     @property
     def prefetches(self) -> bool:
         """Whether it reads little itself, so that memory has time for the weights of a later launch."""
-        forms = [each.form for each in walk_statements(self.stage.body) if isinstance(each, Mma | Attend)]
-        return all(form in ATTEND for form in forms)
+        kinds = Mma | Attend | BlockMma
+        products = [each for each in walk_statements(self.stage.body) if isinstance(each, kinds)]
+        return all(not isinstance(each, BlockMma) and each.form in ATTEND for each in products)
 
     @property
     def resident(self) -> int:
         """Blocks that a multiprocessor should have room for: they hide each other's waits."""
-        products = [each for each in walk_statements(self.stage.body) if isinstance(each, Mma)]
-        if any(each.form in ATTEND for each in products):
+        products = [each for each in walk_statements(self.stage.body) if isinstance(each, Mma | BlockMma)]
+        if any(isinstance(each, Mma) and each.form in ATTEND for each in products):
             return 2
         if any(isinstance(each, Attend) and each.block == 64 for each in walk_statements(self.stage.body)):
             return 2
-        few = [each for each in products if each.form in FEW_TENSOR]
+        few = [each for each in products if isinstance(each, BlockMma) or each.form in FEW_TENSOR]
         return min((resident_blocks(each) for each in few), default=1)
 
     @property
     def weights(self) -> int | None:
         """The right operand of the only product, if nothing is read before it."""
-        first = [*self.stage.before, *itertools.takewhile(lambda each: not isinstance(each, Mma), self.stage.body)]
-        products = [each for each in walk_statements(self.stage.body) if isinstance(each, Mma)]
-        waits = (*FEW_TENSOR, *TENSOR)
-        if len(products) != 1 or products[0].form not in waits or products[0] not in self.stage.body:
+        is_product = Mma | BlockMma
+        before = itertools.takewhile(lambda each: not isinstance(each, is_product), self.stage.body)
+        first = [*self.stage.before, *before]
+        products = [each for each in walk_statements(self.stage.body) if isinstance(each, is_product)]
+        if len(products) != 1 or products[0] not in self.stage.body:
+            return None
+        (one,) = products
+        if isinstance(one, Mma) and one.form not in (*FEW_TENSOR, *TENSOR):
             return None
         touched = reads_from(first) | stores_to(first)
         plain = not any(isinstance(array, int) for array in touched) and not self.stage.restores
-        array = products[0].b.place.array
+        array = (one.b if isinstance(one, Mma) else one.panel).place.array
         return array if plain and isinstance(array, int) else None
 
     @property
@@ -311,7 +317,7 @@ class StagePrinter(Printer):
             case Attend():
                 return self.attend(stmt, depth)
             case BlockMma():
-                raise UnsupportedError(f"block-quantised GEMM of {stmt.format} on a GPU", remedy='device="cpu"')
+                return self.fence([f"{pad}{self.block_mma(stmt)}"], stmt, pad)
             case Fail():
                 raise AssertionError("no builder writes it")
         return self.plain(stmt, depth)
@@ -483,7 +489,7 @@ class StagePrinter(Printer):
             f"{pad}    terms[turn] = {value};",
             f"{pad}  }}",
             f"{pad}  __syncthreads();",
-            "#pragma unroll 8",
+            "#pragma unroll 16",
             f"{pad}  for (int at = {LANE} % {WARP}; at < {last}; at += {WARP}) {{",
             f"{pad}    const {kind} term = terms[at];",
             f"{pad}    part = {add};",
@@ -563,6 +569,14 @@ class StagePrinter(Printer):
         first = f"{self.address(parts.place, 'f32')} + ({self.expr(tile)}) * {self.expr(count)} * {sums}"
         counter = f"{self.name}_counters + {self.expr(tile)}"
         return f"smelt_share{{{self.expr(number)}, {self.expr(count)}, {first}, {counter}, {done.place.array}}}"
+    def block_mma(self, mma: BlockMma) -> str:
+        """A call of the micro-kernel of a format by a block: rows, integers, scales, totals, records, tile."""
+        total = "i32" if Layout.of(mma.format).zero else "f32"
+        kinds = (mma.q, "i8"), (mma.scale, "f32"), (mma.total, total)
+        given = [f"{self.address(of.place, kind)}, {self.expr(of.strides[0])}" for of, kind in kinds]
+        given += [self.address(mma.panel.place, "ui8"), self.expr(mma.panel.strides[2]), self.expr(mma.panel.sizes[0])]
+        given += [self.address(mma.acc.place, "f32"), self.expr(mma.acc.strides[0]), self.expr(mma.acc.sizes[1])]
+        return f"{block_call(mma)}({LANE}, smelt_shared, {self.expr(mma.acc.sizes[0])}, {', '.join(given)});"
 
     def attend(self, attend: Attend, depth: int) -> list[str]:
         """A call of `smelt_attend`; the blocks of the statement are functions that it calls."""

@@ -12,6 +12,7 @@ All add up in the order of the form, so bits are those of a processor. `tile_mma
 from __future__ import annotations
 
 from smelt.kernel import math
+from smelt.kernel.emit.blocks_cuda import block_kernels
 from smelt.kernel.emit.tile_mma import tensor_kernels
 from smelt.kernel.loops.form import BF16, F32, F32_BF16, F32_F16, INT8, Form
 
@@ -215,5 +216,5 @@ def micro_kernels(text: str) -> str:
         found += [four_text(form)] if tile or few else []
         found += [TILE_LOOPS.format(**_names(form))] if tile else []
         found += [few_text(form)] if few else []
-    found.append(tensor_kernels(text))
+    found += [tensor_kernels(text), block_kernels(text)]
     return "".join([*found, *([TRANSPOSE] if "smelt_transpose(" in text else [])])

@@ -339,7 +339,7 @@ def tensor_kernels(text: str) -> str:
         "smelt_values<" in text,
     )
     flash = attend_functions(text)
-    if not (tile or few or attend or flash):
+    if not (tile or few or attend or flash or "smelt_block_rows<" in text):
         return ""
     instructions = INSTRUCTIONS.replace("WGMMA_TEXT\n", wgmma_texts() if tile else "")
     return "".join(

@@ -264,8 +264,9 @@ class Mma(Frozen):
 class BlockMma(Frozen):
     """Micro-kernel call: acc[i, j] = row i times column j of a panel of block-quantised weights (`ir.block_ops`).
 
-    `acc` is [row, column], 16 columns wide. Rows are integers `q` [row, k], the `scale` of each run of them [row, run]
-    and the `total` of each group [row, group]. `panel` is [block, byte]: records of a format (`ir.block_layout`).
+    `acc` is [row, column], 16 columns wide; on a GPU 32, and the third stride of `panel` is the distance of two panels.
+    Rows are integers `q` [row, k], the `scale` of each run of them [row, run] and the `total` of each group
+    [row, group]. `panel` is [block, byte]: records of a format (`ir.block_layout`).
     """
 
     acc: Slice
@@ -274,6 +275,7 @@ class BlockMma(Frozen):
     total: Slice
     panel: Slice
     format: str
+    most: int = 0  # rows, at most: a GPU has code for few of them
 
 
 class Attend(Frozen):

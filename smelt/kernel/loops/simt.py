@@ -209,7 +209,11 @@ def _stage(part: _Part, saved: Saved, room: int) -> Stage:
     outside = {tile for tile, _ in kept}
     found = [each for each in walk_statements(body) if isinstance(each, Tile) and each not in outside]
     forms = (*TENSOR, *FEW_TENSOR, *ATTEND)
-    products = [each for each in walk_statements(body) if isinstance(each, Mma) and each.form in forms]
+    products = [
+        each
+        for each in walk_statements(body)
+        if isinstance(each, BlockMma) or (isinstance(each, Mma) and each.form in forms)
+    ]
     ring, threads, scratch = 0, THREADS, 0
     tiles: tuple[tuple[Tile, int], ...] = ()
     spilled: tuple[tuple[Tile, int], ...] = ()
@@ -354,14 +358,14 @@ def _memory(
 
 
 def _around(
-    products: Sequence[Mma], tiles: Sequence[Tile], room: int, stages: int
+    products: Sequence[Mma | BlockMma], tiles: Sequence[Tile], room: int, stages: int
 ) -> tuple[int, tuple[tuple[Tile, int], ...], int]:
     """(bytes of operands of tensor cores, tiles behind them, bytes of all). One product's sums share its memory."""
     alone = len(products) == 1 and shares_memory(products[0])
     sums = products[0].acc.place.array if alone else None
     beside = [tile for tile in dict.fromkeys(tiles) if tile.name != sums]
     left = room - sum(_round_up(tile_bytes(tile)) for tile in beside)
-    heights = [tile_rows(each, tiles) if each.form in TENSOR else 0 for each in products]
+    heights = [tile_rows(each, tiles) if isinstance(each, Mma) and each.form in TENSOR else 0 for each in products]
     ring = max(ring_bytes(each, left, rows, stages) for each, rows in zip(products, heights, strict=True))
     placed = [(tile, 0) for tile in dict.fromkeys(tiles) if tile.name == sums]
     at = max(ring, *(_round_up(tile_bytes(tile)) for tile, _ in placed)) if placed else ring

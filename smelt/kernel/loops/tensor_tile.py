@@ -19,7 +19,7 @@ from smelt.kernel.loops.form import (
     VALUES_BF16,
     Form,
 )
-from smelt.kernel.loops.grammar import Amount, Attend, Mma, Number, Tile
+from smelt.kernel.loops.grammar import Amount, Attend, BlockMma, Mma, Number, Tile
 
 TENSOR, FEW_TENSOR = (TENSOR_BF16, TENSOR_F32_BF16), (FEW_BF16, FEW_F32_BF16)
 ATTEND = KEYS_BF16, VALUES_BF16
@@ -27,6 +27,7 @@ TILE_ROWS, FEW_ROWS, ATTEND_ROWS = 128, 32, 8
 HALF_ROWS = 64  # of a tile where there are few of them
 WIDTHS = (64, 128, 256)  # columns of a tile
 STAGES, DEEP_STAGES = 4, 8  # of the ring of operands, where there is room: a block may be alone on its multiprocessor
+BLOCK_COLUMNS, BLOCK_ROWS = 32, (8, 32, 64)  # of a tile by block-quantised weights
 WARPS = 8  # of a block
 ALIGN = 1024  # bytes of a stage
 PAD = 8  # elements after each row of sums: neighbouring rows begin in other banks
@@ -39,9 +40,11 @@ def stage_bytes(form: Form, columns: int, rows: int = TILE_ROWS) -> int:
     return -(-used // ALIGN) * ALIGN
 
 
-def ring_bytes(mma: Mma, room: int, rows: int = TILE_ROWS, stages: int = STAGES) -> int:
+def ring_bytes(mma: Mma | BlockMma, room: int, rows: int = TILE_ROWS, stages: int = STAGES) -> int:
     """The bytes for operands or parts of the sums of a product that has this number of bytes at most. `rows`, `stages`:
     of a tile, and of its ring at most."""
+    if isinstance(mma, BlockMma):
+        return WARPS * mma.most * BLOCK_COLUMNS * 4
     if mma.form in TENSOR:
         each = stage_bytes(mma.form, tile_columns(mma), rows)
         return min(stages, room // each) * each
@@ -64,8 +67,10 @@ def few_rows(mma: Mma) -> int:
     return FEW_ROWS
 
 
-def resident_blocks(mma: Mma) -> int:
+def resident_blocks(mma: Mma | BlockMma) -> int:
     """Blocks of a product of few rows on a multiprocessor, so that its registers hold what is being read."""
+    if isinstance(mma, BlockMma):
+        return 2 if mma.most < BLOCK_ROWS[-1] else 1
     if few_rows(mma) <= 8:
         return 3 if few_columns(mma) == 16 else 4
     return 2
@@ -87,9 +92,9 @@ def tile_rows(mma: Mma, tiles: Iterable[Tile]) -> int:
     return next(each.count // few_columns(mma) for each in tiles if each.name == mma.acc.place.array)
 
 
-def shares_memory(mma: Mma) -> bool:
+def shares_memory(mma: Mma | BlockMma) -> bool:
     """Whether the sums may take the memory of the operands: they are written once, after all of them were read."""
-    return mma.accumulate == Number(0)
+    return isinstance(mma, BlockMma) or mma.accumulate == Number(0)
 
 
 # ---- FlashAttention: tiles of keys and values go through a ring ----
