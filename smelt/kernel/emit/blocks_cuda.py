@@ -50,7 +50,7 @@ inline ui32 smelt_look_up(ui32 codes, ui32 t0, ui32 t1, ui32 t2, ui32 t3) {
   const ui32 high = (codes >> 3 & 0x01010101u) * 255;
   return (__byte_perm(t0, t1, places) & ~high) | (__byte_perm(t2, t3, places) & high);
 }
-// Up to ROWS rows [row, k] of i8 by 32 columns. U: a unit of a format, as a thread holds it. Weights are read DEEP units
+// Up to ROWS rows [row, k] of i8 by 32 columns. U: a unit of a format, as a thread holds it. Weights come DEEP units
 // ahead; up to 8 rows as well, more come from a cache when they are needed.
 template <class U, int ROWS, int DEEP> inline void smelt_block_rows(int lane, char *ring, i64 rows, const i8 *q,
     i64 q_row, const f32 *scale, i64 scale_row, const typename U::Total *total, i64 total_row, const ui8 *w, i64 panel,

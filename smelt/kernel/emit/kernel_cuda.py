@@ -569,6 +569,7 @@ class StagePrinter(Printer):
         first = f"{self.address(parts.place, 'f32')} + ({self.expr(tile)}) * {self.expr(count)} * {sums}"
         counter = f"{self.name}_counters + {self.expr(tile)}"
         return f"smelt_share{{{self.expr(number)}, {self.expr(count)}, {first}, {counter}, {done.place.array}}}"
+
     def block_mma(self, mma: BlockMma) -> str:
         """A call of the micro-kernel of a format by a block: rows, integers, scales, totals, records, tile."""
         total = "i32" if Layout.of(mma.format).zero else "f32"
