@@ -7,7 +7,7 @@ For each of ResNet-50, BERT-base and ViT-B/16 and each batch, in one interleaved
     torch          torchvision's and transformers' own network in bf16, torch.compile(mode="reduce-overhead")
 
 A figure is the median over rounds of the time of a call among calls in a row. Errors are relative to the output,
-against our f32 on the processor. Every network and batch compiles in a process of its own; they are timed one by one.
+against our f32 on the processor. Every contender is a process of its own; they take turns on the GPU.
 The files are those of the model zoo at batch 1; the batch is written into the graph here.
 """
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import itertools
 import json
 import os
 import statistics
@@ -273,61 +274,46 @@ def make_torch(name: str, inputs: dict[str, Any]) -> Contender:
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
+def alone(folder: Path, lock: str) -> Iterator[None]:
     """One process at a time."""
-    with (folder / "lock").open("w") as file:
+    with (folder / f"{lock}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def measure(options: argparse.Namespace, name: str, batch: int) -> dict[str, Any]:
+def measure(options: argparse.Namespace, name: str, batch: int, what: str) -> dict[str, Any]:
+    """One contender: compile, wait until all have, then take turns."""
     folder = options.work
-    path = with_batch(options.models / f"{NETWORKS[name]}.onnx", batch, folder / f"{name}_{batch}.onnx")
-    inputs = make_inputs(path, seed := int(time.time()))
-    found: dict[str, Any] = {"seed": seed, "rows": {}}
-    contenders: dict[str, Contender] = {}
-    profiles = {}
-    for precision in options.precisions.split(","):
-        start = time.perf_counter()
-        try:
-            contenders[precision], profiles[precision] = make_ours(path, inputs, precision)
-            _warm(contenders[precision])
-        except Exception as error:
-            contenders.pop(precision, None)
-            found["rows"][precision] = {"error": f"{type(error).__name__}: {error}"[:900]}
-        _log(name, batch, precision, "compiled", time.perf_counter() - start)
-    for peer in filter(None, options.peers.split(",")):
-        start = time.perf_counter()
-        try:
-            if peer == "xla":
-                made = make_xla(path, inputs)
-                with alone(folder):  # it times its own candidates
-                    _warm(made)
-            else:
-                made = make_torch(name, inputs)
-                _warm(made)
-            contenders[peer] = made
-        except Exception as error:
-            found["rows"][peer] = {"error": f"{type(error).__name__}: {error}"[:900]}
-        _log(name, batch, peer, "compiled", time.perf_counter() - start)
-    (folder / f"ready_{name}_{batch}").touch()
+    path = folder / f"{name}_{batch}.onnx"
+    inputs, found = make_inputs(path, options.seed), dict[str, Any]()
+    start, profile = time.perf_counter(), None
+    if what == "reference":
+        np.save(folder / f"{name}_{batch}_{what}.npy", _reference(path, inputs))
+        return found
+    if what == "torch":
+        made = make_torch(name, inputs)
+        _warm(made)
+    elif what == "xla":
+        made = make_xla(path, inputs)
+        with alone(folder, "xla"):  # it times its own candidates
+            _warm(made)
+    else:
+        made, profile = make_ours(path, inputs, what)
+        _warm(made)
+    found["compile"] = time.perf_counter() - start
+    (folder / f"ready_{name}_{batch}_{what}").touch()
     while len([*folder.glob("ready_*")]) < options.processes and time.time() < options.deadline:
-        time.sleep(0.2)
-    with alone(folder):
-        times: dict[str, list[float]] = {each: [] for each in contenders}
-        for _ in range(ROUNDS):
-            for each, contender in contenders.items():
-                times[each].append(_per_call(contender))
-        for each, seconds in times.items():
-            found["rows"][each] = {"call": statistics.median(seconds), "least": min(seconds)}
-        for each, profile in profiles.items():
-            if each in contenders:
-                found["rows"][each] |= profile()
-    if options.errors:
-        want = _reference(path, inputs)
-        for each, (call, _, numbers) in contenders.items():
-            if each != "torch":  # which has weights of its own
-                found["rows"][each]["off"] = _off(numbers(call()), want)
+        time.sleep(0.1)
+    times = []
+    for _ in range(ROUNDS):
+        with alone(folder, "gpu"):
+            times.append(_per_call(made))
+        time.sleep(0.01)  # another one's turn
+    found |= {"call": statistics.median(times), "least": min(times)}
+    if profile is not None:
+        with alone(folder, "gpu"):
+            found |= profile()
+    np.save(folder / f"{name}_{batch}_{what}.npy", made[2](made[0]()))
     return found
 
 
@@ -396,37 +382,55 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=110, help="processes that compile longer are not waited for")
     parser.add_argument("--work", type=Path, default=Path("build/cuda_networks"))
     parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--seed", type=int, default=0, help="of the inputs; 0: the time")
     parser.add_argument("--processes", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--deadline", type=float, default=0.0, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     options.work.mkdir(parents=True, exist_ok=True)
     if options.one:
-        name, batch = options.one.split(":")
-        print(json.dumps(measure(options, name, int(batch))))
+        name, batch, what = options.one.split(":")
+        print(json.dumps(measure(options, name, int(batch), what)))
         return 0
-    for old in options.work.glob("ready_*"):
-        old.unlink()
-    wanted = [f"{name}:{batch}" for batch in options.batches.split(",") for name in options.networks.split(",")]
-    deadline = time.time() + options.seconds
-    environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    running = {}
-    for each in wanted:
-        more = ["--one", each, "--processes", str(len(wanted)), "--deadline", str(time.time() + 0.7 * options.seconds)]
-        command = [sys.executable, "-m", "bench.cuda_networks", *(arguments or sys.argv[1:]), *more]
-        output = [(options.work / f"{each}.{kind}").open("w") for kind in ("json", "log")]
-        running[each] = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output[0], stderr=output[1])
-    found: dict[str, Any] = {}
-    for each, process in running.items():
-        try:
-            process.wait(max(1.0, deadline - time.time()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-        text = (options.work / f"{each}.json").read_text().strip()
-        log = (options.work / f"{each}.log").read_text()
-        found[each] = json.loads(text.splitlines()[-1]) if text else {"error": log[-1500:]}
-        options.out.write_text(json.dumps(found, indent=1))
+    found = run_all(options, [*(arguments or sys.argv[1:])])
+    options.out.write_text(json.dumps(found, indent=1))
     print(table(found))
     return 0
+
+
+def run_all(options: argparse.Namespace, arguments: list[str]) -> dict[str, Any]:
+    """All contenders in processes: a lost device ends one of them."""
+    for old in (*options.work.glob("ready_*"), *options.work.glob("*.npy")):
+        old.unlink()
+    whats = [each for each in f"{options.precisions},{options.peers}".split(",") if each]
+    configurations = [(name, int(n)) for n in options.batches.split(",") for name in options.networks.split(",")]
+    for name, batch in configurations:
+        with_batch(options.models / f"{NETWORKS[name]}.onnx", batch, options.work / f"{name}_{batch}.onnx")
+    seed, begin = options.seed or int(time.time()), time.time()
+    count = len(configurations) * len(whats)
+    more = ["--seed", str(seed), "--processes", str(count), "--deadline", str(begin + 0.7 * options.seconds)]
+    environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    running: dict[str, Any] = {}
+    for name, batch in configurations:
+        for what in (*whats, *(["reference"] if options.errors else [])):
+            each = f"{name}:{batch}:{what}"
+            command = [sys.executable, "-m", "bench.cuda_networks", *arguments, *more, "--one", each]
+            output = [(options.work / f"{each}.{kind}").open("w") for kind in ("json", "log")]
+            running[each] = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output[0], stderr=output[1])
+    found: dict[str, Any] = {f"{name}:{batch}": {"seed": seed, "rows": {}} for name, batch in configurations}
+    for each, process in running.items():
+        try:
+            process.wait(max(1.0, begin + options.seconds - time.time()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+        text, log = ((options.work / f"{each}.{kind}").read_text().strip() for kind in ("json", "log"))
+        where, _, what = each.rpartition(":")
+        if what != "reference":
+            found[where]["rows"][what] = json.loads(text.splitlines()[-1]) if text else {"error": log[-900:]}
+    for (name, batch), what in itertools.product(configurations, whats):
+        got, want = (options.work / f"{name}_{batch}_{each}.npy" for each in (what, "reference"))
+        if what != "torch" and got.exists() and want.exists():  # torch has weights of its own
+            found[f"{name}:{batch}"]["rows"][what]["off"] = _off(np.load(got), np.load(want))
+    return found
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ def _convolution(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
     attrs, rank = op.attrs, op.result.shape.rank
     maps, kernel = edit.operands(op)
     types = str(maps.shape.dtype), str(kernel.shape.dtype), str(op.result.shape.dtype)
-    if types not in (("f32", "f32", "f32"), ("bf16", "bf16", "f32")):
+    if types not in (("f32", "f32", "f32"), ("bf16", "bf16", "f32"), ("f16", "f16", "f32")):
         return None
     dims: ConvDims = attrs["dimension_numbers"]
     sizes = [kernel.shape.sizes[d] for d in dims.kernel_spatial_dimensions]

@@ -1,4 +1,4 @@
-"""bf16 matmuls and convolutions: as bf16 GEMM with f32 results where the processor has one, else as f32 GEMM.
+"""bf16 and f16 matmuls and convolutions: as GEMM of them with f32 results where the device has one, else as f32 GEMM.
 
 f32 holds every bf16 number and every product of two, so converting operands changes only the order of the sum. The
 conversion fuses into the producer of the operand; that of weights runs once, in `prepare`. `pack_weights` packs what
@@ -7,7 +7,7 @@ stays bf16. Called by `pipeline`.
 
 from __future__ import annotations
 
-from smelt.dtype import bf16, f16, f32
+from smelt.dtype import DType, bf16, f16, f32
 from smelt.ir.core import Value
 from smelt.ir.ops.packed import OCTET
 from smelt.ir.rewrite import Match, Rule, op
@@ -18,11 +18,13 @@ def bf16_rules(pack: int) -> list[Rule]:
     """The rules that convert to f32 what no bf16 kernel computes; `pack`: adjacent steps of k that bf16 kernels take
     together; 0: there are none."""
 
+    others = () if pack == OCTET else (f16,)  # tensor cores multiply f16 as well
+
     def dot(m: Match) -> Value | None:
-        return None if pack else _widen(m)
+        return _widen(m, *others) if pack else _widen(m, bf16, f16)
 
     def convolution(m: Match) -> Value | None:
-        return None if pack and _fills(m, pack) else _widen(m)
+        return _widen(m, *others) if pack and _fills(m, pack) else _widen(m, bf16, f16)
 
     return [
         Rule(op("stablehlo.dot_general", "x", "y"), _sum_in_f32, "a sum is rounded to a narrow type once"),
@@ -40,8 +42,6 @@ def _sum_in_f32(m: Match) -> Value | None:
     padding = [each for pair in m.op.attrs.get("padding") or () for each in pair]
     if m.op.name == "stablehlo.convolution" and (min(padding, default=0) < 0 or not _has_known_sizes(m)):
         return None
-    if m.shape.dtype == f16:
-        operands = [m.build.convert(value, result=value.shape.with_dtype(f32)) for value in operands]
     attrs = {name: value for name, value in m.op.attrs.items() if name != "algorithm"}
     wide = m.build.op(m.op.name, *operands, result=m.shape.with_dtype(f32), **attrs).result
     return m.build.convert(wide, result=m.shape)
@@ -69,10 +69,10 @@ def _fills(m: Match, pack: int) -> bool:
     return isinstance(depth, int) and depth > 0 and depth % pack == 0 and attrs["batch_group_count"] == 1
 
 
-def _widen(m: Match) -> Value | None:
-    """The same op on f32 operands."""
+def _widen(m: Match, *kinds: DType) -> Value | None:
+    """The same op on f32 operands, if they are of these types."""
     operands = m["x"], m["y"]
-    if any(value.shape.dtype != bf16 for value in operands) or m.shape.dtype != f32:
+    if any(value.shape.dtype not in kinds for value in operands) or m.shape.dtype != f32:
         return None
     wide = [m.build.convert(value, result=value.shape.with_dtype(f32)) for value in operands]
     attrs = {name: value for name, value in m.op.attrs.items() if name != "algorithm"}

@@ -8,6 +8,7 @@ writes. Called by `quantise`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import isfinite
 
 from smelt.dtype import bf16, f32
 from smelt.ir.clone import clone_op, clone_region
@@ -71,6 +72,8 @@ def narrow_activations(edit: Edit, is_fixed: Callable[[Value], bool]) -> None:
             continue
         if op.name == "stablehlo.convert" and op.result.shape.dtype == bf16:
             _share(edit, op)
+        elif op.name == "stablehlo.divide" and op.result.shape.dtype == f32 and is_fixed(edit.operands(op)[1]):
+            _multiply_instead(edit, op)
         elif op.name == "stablehlo.reduce_window" and len(op.operands) == 2:
             value = edit.operands(op)[0]
             if (maker := edit.maker(value)) is not None and value.shape.dtype == f32 and not is_fixed(value):
@@ -79,6 +82,21 @@ def narrow_activations(edit: Edit, is_fixed: Callable[[Value], bool]) -> None:
             operands = edit.operands(op)
             if not any(map(is_fixed, operands)) and all(not _is_spread(edit, value) for value in operands):
                 _narrow_sum(edit, op)
+
+
+def _multiply_instead(edit: Edit, op: Op) -> None:
+    """A division by what is fixed, as a product by its reciprocal: a GPU divides much more slowly."""
+    x, by = edit.operands(op)
+    maker = edit.maker(by)
+    if maker is not None and maker.name == "stablehlo.broadcast_in_dim":
+        maker = edit.maker(edit.operands(maker)[0])
+    if maker is None or maker.name != "stablehlo.constant" or not maker.attrs["value"].is_splat:
+        return
+    number = float(maker.attrs["value"].array.flat[0])
+    if number and isfinite(1 / number):
+        build = edit.before(op)
+        edit.replace(op.result, build.multiply(x, build.full(1 / number, by.shape)))
+        edit.erase(op)
 
 
 def _share(edit: Edit, narrow: Op) -> None:

@@ -26,7 +26,7 @@ from smelt.shape import Shape
 
 # By the types of both operands, adjacent steps of k in a panel; results are f32.
 K_PACK = {("f32", "f32"): 1, ("f32", "f16"): 1, ("f32", "bf16"): 1, ("bf16", "bf16"): PAIR}
-K_PACK_SIMT = {**K_PACK, ("f32", "bf16"): OCTET, ("bf16", "bf16"): OCTET}
+K_PACK_SIMT = {**K_PACK, ("f32", "bf16"): OCTET, ("bf16", "bf16"): OCTET, ("f16", "f16"): OCTET}
 Packs = Mapping[tuple[str, str], int]
 NARROW = ("bf16", "f16")  # types of weights that an f32 GEMM widens
 LEAST, FEWEST = 8, 32  # output rows and columns, channels: Winograd gains nothing below these
@@ -142,7 +142,7 @@ def _without_zeros(
     """The feature maps inside a frame of zeros, and the frame, where a kernel on tensor cores has zeros of its own."""
     pad = m.edit.maker(maps)
     taps = product(window)
-    if packs.get(("bf16", "bf16")) != OCTET or str(maps.shape.dtype) != "bf16" or depth % OCTET or depth < DEEP:
+    if packs.get(("f16", "f16")) != OCTET or str(maps.shape.dtype) not in NARROW or depth % OCTET or depth < DEEP:
         return None
     if pad is None or pad.name != "stablehlo.pad" or not isinstance(taps, int) or taps > MOST_TAPS or len(window) > 2:
         return None

@@ -69,8 +69,13 @@ static float bf16(unsigned word, int half) {
   memcpy(&x, &bits, 4);
   return x;
 }
+static float f16(unsigned word, int half) {
+  const unsigned bits = half ? word >> 16 : word & 0xffffu, exponent = bits >> 10 & 31, rest = bits & 1023;
+  const float size = exponent == 31 ? (rest ? NAN : INFINITY) : exponent ? ldexpf(1024 + rest, exponent - 25) : ldexpf(rest, -24);
+  return bits >> 15 ? -size : size;
+}
 // mma.sync.m16n8k16: who holds which element is NVIDIA's (PTX ISA, matrix fragments).
-static void smelt_mma_sync(float *c, const unsigned *a, const unsigned *b) {
+static void multiply_fragments(float *c, const unsigned *a, const unsigned *b, float (*element)(unsigned, int)) {
   memcpy(left_words[current], a, 16);
   memcpy(right_words[current], b, 8);
   __syncwarp();
@@ -80,11 +85,13 @@ static void smelt_mma_sync(float *c, const unsigned *a, const unsigned *b) {
     for (int k = 0; k < 16; k++) {
       const unsigned x = left_words[first + row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2];
       const unsigned y = right_words[first + column * 4 + k % 8 / 2][k / 8];
-      c[e] += bf16(x, k % 2) * bf16(y, k % 2);
+      c[e] += element(x, k % 2) * element(y, k % 2);
     }
   }
   __syncwarp();
 }
+static void smelt_mma_sync(float *c, const unsigned *a, const unsigned *b) { multiply_fragments(c, a, b, bf16); }
+static void smelt_mma_sync_f16(float *c, const unsigned *a, const unsigned *b) { multiply_fragments(c, a, b, f16); }
 
 // mma.sync.m16n8k32 of bytes: the left ones have no sign, the right ones do.
 static void smelt_mma_bytes(int *c, const unsigned *a, const unsigned *b) {
@@ -154,7 +161,8 @@ template <class W = smelt_words> static W smelt_stream(const void *from) { retur
 #ifdef SMELT_WGMMA
 // An element of a matrix in shared memory that a descriptor names. K-major: without a swizzle, or with one of 64 or 128
 // bytes; `across`: rows are adjacent (MN-major), with a swizzle of 128 bytes.
-static float described(unsigned long long form, int row, int k, bool across = false) {
+static float described(
+    unsigned long long form, int row, int k, float (*element)(unsigned, int) = bf16, bool across = false) {
   const unsigned start = (form & 0x3fff) << 4, leading = (form >> 16 & 0x3fff) << 4, stride = (form >> 32 & 0x3fff) << 4;
   unsigned at;
   if (across) {
@@ -174,15 +182,25 @@ static float described(unsigned long long form, int row, int k, bool across = fa
   }
   unsigned short x;
   memcpy(&x, smelt_shared + at, 2);
-  return bf16(x, 0);
+  return element(x, 0);
 }
-struct Product { float *d; int columns; unsigned long long a, b; bool replaces, in_registers; unsigned left[4]; };
+struct Product {
+  float *d;
+  int columns;
+  unsigned long long a, b;
+  bool replaces, in_registers;
+  unsigned left[4];
+  float (*element)(unsigned, int) = bf16;
+};
 static std::vector<Product> products[MOST];
 static std::vector<int> product_groups[MOST];
 static void smelt_wgmma_fence() {}
 static void smelt_publish() {}
 template <int COUNT> static void smelt_wgmma(float (&d)[COUNT], unsigned long long a, unsigned long long b) {
   products[current].push_back({d, 2 * COUNT, a, b});
+}
+template <int COUNT> static void smelt_wgmma_f16(float (&d)[COUNT], unsigned long long a, unsigned long long b) {
+  products[current].push_back({d, 2 * COUNT, a, b, false, false, {}, f16});
 }
 template <int COUNT> static void smelt_wgmma_scores(
     float (&d)[COUNT], unsigned long long a, unsigned long long b, int more) {
@@ -212,8 +230,9 @@ template <int N> static void smelt_wgmma_wait() {
         if (all[p].replaces) all[p].d[i] = 0;
         for (int k = 0; k < 16; k++) {
           const unsigned *words = products[current / WARP * WARP + inside % 8 * 4 + k % 8 / 2][p].left;
-          const float x = all[p].in_registers ? bf16(words[inside / 8 + k / 8 * 2], k % 2) : described(all[p].a, row, k);
-          all[p].d[i] += x * described(all[p].b, column, k, all[p].in_registers);
+          const float x = all[p].in_registers ? bf16(words[inside / 8 + k / 8 * 2], k % 2)
+                                               : described(all[p].a, row, k, all[p].element);
+          all[p].d[i] += x * described(all[p].b, column, k, all[p].element, all[p].in_registers);
         }
       }
     __syncwarp();

@@ -13,7 +13,7 @@ from smelt.dtype import dtype
 from smelt.engine.compile import emit_source, plan_program
 from smelt.engine.native import NativeEngine
 from smelt.ir.core import Program
-from smelt.ir.text import parse
+from smelt.ir.text import parse, print_program
 from smelt.kernel.build import conv_simt, gemm_simt
 from smelt.kernel.build.gemm_simt import TensorSize
 from smelt.kernel.loops.form import TENSOR_BF16
@@ -158,6 +158,26 @@ def test_the_tile_that_is_predicted_to_be_fastest() -> None:
     assert chosen(100352, 64, 576).columns == 64
     few = chosen(49, 512, 4608)
     assert (few.rows, few.splits > 4) == (64, True)
+
+
+@pytest.mark.parametrize("machine", ["sm_80", "sm_90"])
+def test_f16(machine: str, emulated: EmulatedCuda, seed: int) -> None:
+    """Products and convolutions of f16 with results of f16: sums are of f32."""
+    random = np.random.default_rng(seed)
+    text = """func.func @main(%x: tensor<70x72xf16>, %w: tensor<72x80xf16> {smelt.weight = "w"}) -> tensor<70x80xf16> {
+  %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]
+    : (tensor<70x72xf16>, tensor<72x80xf16>) -> tensor<70x80xf16>
+  return %0 : tensor<70x80xf16>
+}"""
+    x, w = (random.standard_normal(sizes).astype(np.float16) for sizes in ((70, 72), (72, 80)))
+    assert ", true>(smelt_lane" in source(parse(text), machine)
+    got, want = run_with(parse(text), machine, {"w": w}, x), x.astype(np.float64) @ w.astype(np.float64)
+    assert np.abs(got - want).max() <= 2**-11 * np.abs(want).max()
+    program = parse(print_program(convolution(1, 6, 32, 24, 3, 1, 1)).replace("bf16", "f16"))
+    x, y, w = (random.standard_normal(arg.shape.numbers()).astype(np.float16) for arg in program.main.args)
+    assert ", true>(smelt_lane" in source(program, machine)
+    got, want = run_with(program, machine, {"w": w}, x, y), convolve(x, w, y, 1, 1)
+    assert np.abs(got - want).max() <= 2**-11 * np.abs(want).max()
 
 
 NETWORK = """func.func @main(%x: tensor<1x3x20x20xf32>, %k: tensor<32x3x5x5xf32> {smelt.weight = "k"},

@@ -66,13 +66,13 @@ def contraction_size(op: Op) -> Size:
 
 
 def check_types(call: Call) -> None:
-    """One plain float type; bf16 with sums of f32; f32 by bf16 or f16; or ui8 by i8 with sums of i32."""
+    """One plain float type; bf16 or f16 with sums of f32; f32 by bf16 or f16; or ui8 by i8 with sums of i32."""
     types = call.shape(0).dtype, call.shape(1).dtype, call.declared_shape().dtype
     alike = len({*types}) == 1 and isinstance(types[0], DType) and types[0].is_float
     call.require(
-        alike or types in ((bf16, bf16, f32), (f32, bf16, f32), (f32, f16, f32), (ui8, i8, i32)),
+        alike or types in ((bf16, bf16, f32), (f16, f16, f32), (f32, bf16, f32), (f32, f16, f32), (ui8, i8, i32)),
         "",
-        "operands and result must be of one float type; f32 or bf16 by 16-bit floats with f32; or ui8, i8 and i32",
+        "operands and result must be of one float type; of floats and 16-bit floats with f32; or ui8, i8 and i32",
         got=", ".join(map(str, types)),
     )
 

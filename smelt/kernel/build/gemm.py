@@ -15,7 +15,17 @@ from smelt.frozen import Frozen
 from smelt.ir.core import Op, Value
 from smelt.kernel.build.reduce import sum_over
 from smelt.kernel.build.sinks import Output, sink
-from smelt.kernel.loops.form import BF16, F32, F32_BF16, F32_F16, INT8, TENSOR_BF16, TENSOR_F32_BF16, Form
+from smelt.kernel.loops.form import (
+    BF16,
+    F32,
+    F32_BF16,
+    F32_F16,
+    INT8,
+    TENSOR_BF16,
+    TENSOR_F16,
+    TENSOR_F32_BF16,
+    Form,
+)
 from smelt.kernel.loops.grammar import (
     Affine,
     Amount,
@@ -86,7 +96,7 @@ PASS_COLUMNS = 64  # columns of the panels that a chunk of rows passes together
 ROW_BLOCKS = {BF16: 384, INT8: 192}  # rows per cache-resident K-block
 
 
-FORMS = (F32, F32_F16, F32_BF16, BF16, INT8, TENSOR_BF16, TENSOR_F32_BF16)
+FORMS = (F32, F32_F16, F32_BF16, BF16, INT8, TENSOR_BF16, TENSOR_F16, TENSOR_F32_BF16)
 
 
 def form_of(op: Op) -> Form | None:

@@ -20,7 +20,7 @@ from smelt.frozen import Frozen
 from smelt.ir.core import Op
 from smelt.kernel.build.gemm import Columns, axis_stride, panel_slice, required_form, row_slice
 from smelt.kernel.build.sinks import Output, simt_sink
-from smelt.kernel.loops.form import F32_F16, FEW_BF16, FEW_F32_BF16, INT8, TENSOR_BF16, Form
+from smelt.kernel.loops.form import F32_F16, FEW_BF16, FEW_F32_BF16, INT8, TENSOR_F16, TENSOR_F32_BF16, Form
 from smelt.kernel.loops.grammar import Amount, Expr, Load, Mma, Number, Place, Set, Slice, add, scale, split
 from smelt.kernel.loops.nest import Index, Nest, flat, tensor
 from smelt.kernel.loops.simt import MULTIPROCESSORS
@@ -142,6 +142,8 @@ def _tensor_dot(nest: Nest, op: Op, output: Output, form: Form) -> None:
     """A product by bf16 weights: of few rows, of many, or as many as there are when it is called."""
     rows = tensor(op.operands[0]).sizes[1]
     many = minimum(floordiv(rows, FEW_TENSOR_ROWS + 1), 1)  # 1: there are many, 0: there are few
+    if form is TENSOR_F16:  # which only tiles are for
+        many = 1
     if many != 1:
         _few_rows(nest, op, output, FEW_BF16 if form.left == bf16 else FEW_F32_BF16, 1 - many)
     if many != 0:
@@ -219,7 +221,7 @@ def choose_tile(target: Target, form: Form, parts: Callable[[int], Size], column
             continue
         resident = min(2, target.cache_bytes[0] // (STAGES * stage_bytes(form, wide, tall))) or 1
         each = max(tall * wide * K_STAGE / PRODUCTS, (tall + wide) * 2 * K_STAGE / CACHE_RATE)
-        for splits in SPLITS if form is TENSOR_BF16 else (1,):
+        for splits in (1,) if form is TENSOR_F32_BF16 else SPLITS:
             if splits > 1 and (stages < 2 * splits or tiles * splits > MULTIPROCESSORS):
                 break
             turns = -(-tiles * splits // MULTIPROCESSORS), -(-tiles // (resident * MULTIPROCESSORS))
@@ -292,7 +294,7 @@ def across_panels(nest: Nest, op: Op, b: Slice) -> Slice:
 def tensor_tile(nest: Nest, tall: int, wide: int, rows: Expr, first: Expr, columns: Expr) -> Tiled:
     """A block's tile of sums on tensor cores."""
     pitch = wide + PAD
-    return Tiled(nest.tile("tile", f32, tall * pitch), wide, pitch, rows, first, columns)
+    return Tiled(nest.tile("tile", f32, tall * pitch), wide, pitch, rows, first, columns, tall)
 
 
 def at_most(nest: Nest, most: int, size: Size, first: Expr) -> Expr:
@@ -313,6 +315,7 @@ class Tiled:
     rows: Expr
     first: Expr
     columns: Expr
+    height: int = TILE_ROWS  # rows that it has room for
 
     @property
     def sums(self) -> Slice:
@@ -342,10 +345,10 @@ class Tiled:
         if not isinstance(count, int) or count % VECTOR:
             self.store(nest, op, output, f32, index)
             return
-        most = TILE_ROWS * self.width // VECTOR
+        most = self.height * self.width // VECTOR
         with nest.loop(nest.let(scale(self.rows, self.width // VECTOR)), "lane", most=most) as at:
             row, eighth = split(at, self.width // VECTOR)
-            row, column = nest.let(row, TILE_ROWS), scale(eighth, VECTOR)
+            row, column = nest.let(row, self.height), scale(eighth, VECTOR)
             whole = count % self.width == 0
             guard = nullcontext() if whole else nest.guard(nest.less(nest.let(column), self.columns))
             with guard, nest.loop(VECTOR, "vector") as i:

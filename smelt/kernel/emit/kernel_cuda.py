@@ -70,7 +70,8 @@ PREFETCHED = ("next", "pieces", "stride", "bytes")  # address, number of pieces,
 AT_ONCE, MANY = 4, 1 << 20  # iterations of a thread together, where a map has many elements
 STAGED, STAGED_DYNAMIC = 16 << 10, 1024  # bytes of terms of a reduction in shared memory; terms, of a dynamic number,
 STAGED_BESIDE = 16 << 10  # beside at most this number of bytes
-SHORT_VECTOR = 16  # statements of an element, so that code for four vectors is short
+SHORT_ROW = 1024  # elements of a row that a warp may hold in registers
+VECTORS, SHORT_VECTOR = 8, 16  # that a thread reads at once; statements of an element, so that their code is short
 BATCHES, BATCH_CODE = (8, 4), 64  # iterations of a shared loop whose loads come first; the most statements of all
 
 
@@ -398,7 +399,9 @@ class StagePrinter(Printer):
         *names, last = loop.body
         if not (isinstance(last, For) and last.level == "vector" and all(isinstance(each, Let) for each in names)):
             return None
-        several = 4 if len(last.body) <= SHORT_VECTOR else 2
+        most = VECTORS if len(last.body) <= SHORT_VECTOR else 2
+        turns = loop.var.extent // count if isinstance(loop.var.extent, int) else 1
+        several = max(each for each in range(1, most + 1) if max(turns, 1) % each == 0)
         pad, var = "  " * depth, loop.var.name
         reads, rest = print_vector(self, last, depth + 1, self.definitions)
         reads = [*self.block(names, depth + 1), *reads]
@@ -465,8 +468,11 @@ class StagePrinter(Printer):
         far = any(isinstance(array, int) for array in reads_from((fold,)))
         if self.stage.group == "warp" or not far or self.stage.ring or self.stage.shared > STAGED_BESIDE:
             head = loop_head(pad, var, f"{LANE} % {WARP}", fold.extent, extent, WARP)
+            size = static_extent(fold.extent)
+            # Loads of several terms at once; those of a short row are kept for what follows.
+            times = "" if isinstance(size, int) and size <= SHORT_ROW else " 8"
             return [
-                *(["#pragma unroll 8"] if "for" in head[0] else []),  # loads of several terms at once
+                *([f"#pragma unroll{times}"] if "for" in head[0] else []),
                 *head,
                 *body,
                 f"{pad}  const {kind} term = {value};",

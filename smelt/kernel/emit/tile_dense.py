@@ -9,11 +9,11 @@ others are zeros. `tile_mma.py` puts it into programs, and has the instructions 
 from __future__ import annotations
 
 from smelt.kernel import math
-from smelt.kernel.loops.form import Form
+from smelt.kernel.loops.form import TENSOR_F16, Form
 
 WGMMA = """\
-inline void smelt_wgmma(f32 (&d)[{count}], ui64 a, ui64 b) {{
-  asm volatile("wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.bf16.bf16 {{{places}}},"
+inline void smelt_wgmma{suffix}(f32 (&d)[{count}], ui64 a, ui64 b) {{
+  asm volatile("wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{type}.{type} {{{places}}},"
       " %{count}, %{next}, 1, 1, 1, 0, 0;"
       : {values} : "l"(a), "l"(b));
 }}
@@ -59,7 +59,7 @@ template <int COUNT> inline bool smelt_join_parts(int lane, f32 *sum, const smel
 }
 // Rows begin at `starts`, or `row` apart. Taps are `tap` apart, after every `across` of them `turn` more. WINDOW: bit t
 // of element ROWS + r of `starts` says whether tap t of row r is there. ALIGNED: all are whole runs of 16 bytes.
-template <class L, int ROWS, int COLUMNS, int STAGES, bool ALIGNED, bool WINDOW, bool SPLIT = false>
+template <class L, int ROWS, int COLUMNS, int STAGES, bool ALIGNED, bool WINDOW, bool SPLIT, bool F16>
 inline void smelt_tile(int lane, char *ring, i64 rows, const L *a, const i64 *starts, i64 row, i64 tap, i64 across,
     i64 turn, const ui16 *b, i64 line, i64 panel, i64 taps, i64 depth, f32 *acc, i64 width, i64 columns,
     i64 accumulate, const smelt_share &share = smelt_share{}) {
@@ -182,9 +182,12 @@ inline void smelt_tile(int lane, char *ring, i64 rows, const L *a, const i64 *st
 #pragma unroll
       for (int s = 0; s < SLABS; s++)
 #pragma unroll
-        for (int half = 0; half < 2; half++)
-          smelt_wgmma(sum, left_form | (slot + s * LEFT + own_rows * 64 + half * 32) >> 4,
-                      right_form | (slot + SLABS * LEFT + (s * 4 + half * 2) * PITCH + own_columns * 16) >> 4);
+        for (int half = 0; half < 2; half++) {
+          const ui64 x = left_form | (slot + s * LEFT + own_rows * 64 + half * 32) >> 4;
+          const ui64 y = right_form | (slot + SLABS * LEFT + (s * 4 + half * 2) * PITCH + own_columns * 16) >> 4;
+          if constexpr (F16) smelt_wgmma_f16(sum, x, y);
+          else smelt_wgmma(sum, x, y);
+        }
       smelt_wgmma_commit();
       fetch_lines();
       fetch_rows();
@@ -242,7 +245,9 @@ inline void smelt_tile(int lane, char *ring, i64 rows, const L *a, const i64 *st
             const ui32 z[4] = {x[0][p].x[2 * half], x[1][p].x[2 * half],
                                x[0][p].x[2 * half + 1], x[1][p].x[2 * half + 1]};
 #pragma unroll
-            for (int j = 0; j < WIDE / 8; j++) smelt_mma_sync(sum[i][j], z, y[j].x + 2 * half);
+            for (int j = 0; j < WIDE / 8; j++)
+              if constexpr (F16) smelt_mma_sync_f16(sum[i][j], z, y[j].x + 2 * half);
+              else smelt_mma_sync(sum[i][j], z, y[j].x + 2 * half);
           }
       }
     }
@@ -271,18 +276,20 @@ PAD = """\
 
 
 def wgmma_texts() -> str:
-    """The instruction for every number of columns."""
-    return "".join(map(_wgmma_text, INSTRUCTION_COLUMNS))
+    """The instruction for every number of columns and element type."""
+    kinds = (("", "bf16"), ("_f16", "f16"))
+    return "".join(_wgmma_text(columns, *kind) for columns in INSTRUCTION_COLUMNS for kind in kinds)
 
 
-def _wgmma_text(columns: int) -> str:
+def _wgmma_text(columns: int, suffix: str, type: str) -> str:
     count = columns // 2
     places = ", ".join(f"%{i}" for i in range(count))
     values = ", ".join(f'"+f"(d[{i}])' for i in range(count))
-    return WGMMA.format(columns=columns, count=count, next=count + 1, places=places, values=values)
+    sizes = {"columns": columns, "count": count, "next": count + 1}
+    return WGMMA.format(**sizes, places=places, values=values, suffix=suffix, type=type)
 
 
 def tile_call(form: Form, rows: int, columns: int, stages: int, *, aligned: bool, window: bool, splits: bool) -> str:
     """The name of the function that multiplies a tile."""
-    kinds = ", ".join(str(each).lower() for each in (aligned, window, *([True] if splits else [])))
+    kinds = ", ".join(str(each).lower() for each in (aligned, window, splits, form is TENSOR_F16))
     return f"smelt_tile<{math.storage(form.left)}, {rows}, {columns}, {stages}, {kinds}>"

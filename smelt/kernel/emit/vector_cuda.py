@@ -33,7 +33,8 @@ from smelt.kernel.loops.grammar import (
 from smelt.kernel.loops.simt import static_extent
 
 BYTES = 16  # of an instruction
-# A compiler may take a copy of a structure apart: these are whole instructions.
+# A compiler may take a copy of a structure apart: these are whole instructions. Equal reads may become one, and come
+# before what a thread stores: it reads no element that it has stored.
 PACK = """\
 template <class T, int N> struct __align__(sizeof(T) * N < 16 ? sizeof(T) * N : 16) smelt_vector { T x[N]; };
 template <class P> inline P smelt_get_pack(const void *from) {
@@ -43,7 +44,7 @@ template <class P> inline P smelt_get_pack(const void *from) {
     ui32 w[sizeof(P) / 4];
 #pragma unroll
     for (int i = 0; i < (int)sizeof(P) / 16; i++)
-      asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+      asm("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
           : "=r"(w[4 * i]), "=r"(w[4 * i + 1]), "=r"(w[4 * i + 2]), "=r"(w[4 * i + 3])
           : "l"((const char *)from + 16 * i));
     memcpy(&to, w, sizeof(P));

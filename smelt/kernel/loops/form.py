@@ -32,6 +32,7 @@ BF16 = Form("bf16", bf16, bf16, f32, 2, 256)
 # rows have 8 sums, of which one after another takes the next 32 steps, added up in the end. f32 is split into three
 # bf16, which hold all of its bits.
 TENSOR_BF16, FEW_BF16 = (Form(f"bf16_{name}", bf16, bf16, f32, 8, 1 << 40) for name in ("mma", "few"))
+TENSOR_F16 = Form("f16_mma", f16, f16, f32, 8, 1 << 40)
 TENSOR_F32_BF16, FEW_F32_BF16 = (Form(f"f32_bf16_{name}", f32, bf16, f32, 8, 1 << 40) for name in ("mma", "few"))
 # Attention of a few queries on tensor cores: products with keys have a sum for each of the three bf16; weighted sums of
 # values in up to 8 sums, of which one after another takes the next 16 keys.

@@ -66,6 +66,7 @@ WARP, THREADS = 32, 256
 SHARED = 48 << 10  # bytes of a block's shared memory that every device has
 MICRO_KERNEL = 15 << 10  # bytes of it that a micro-kernel of a block stages operands in
 SHARED_BY_WARPS = SHARED // 8  # bytes of tiles: with more, too few warps have room
+LONG = 1024  # iterations on lanes that are worth a block: fewer run on a warp, without barriers
 MANY_ROWS = 1024  # iterations that keep a GPU busy with a warp each
 MULTIPROCESSORS = 132  # of a large GPU: that many blocks have one each
 ONE_BLOCK = 64 * THREADS  # iterations of a map that one block may run, after what is in front of it
@@ -309,7 +310,7 @@ def _has_long_loops(statements: Sequence[Stmt]) -> bool:
     """Whether loops on lanes are long enough for all threads of a block."""
     inside = (each for each in walk_statements(statements) if isinstance(each, For) and each.level == "lane")
     extents = (static_extent(each.extent) for each in inside)
-    return any(not isinstance(extent, int) or extent >= THREADS for extent in extents)
+    return any(not isinstance(extent, int) or extent > LONG for extent in extents)
 
 
 def _flatten(loop: For) -> tuple[tuple[Stmt, ...], Var, Expr] | None:

@@ -15,13 +15,14 @@ from smelt.kernel.loops.form import (
     FEW_F32_BF16,
     KEYS_BF16,
     TENSOR_BF16,
+    TENSOR_F16,
     TENSOR_F32_BF16,
     VALUES_BF16,
     Form,
 )
 from smelt.kernel.loops.grammar import Amount, Attend, BlockMma, Mma, Number, Tile
 
-TENSOR, FEW_TENSOR = (TENSOR_BF16, TENSOR_F32_BF16), (FEW_BF16, FEW_F32_BF16)
+TENSOR, FEW_TENSOR = (TENSOR_BF16, TENSOR_F16, TENSOR_F32_BF16), (FEW_BF16, FEW_F32_BF16)
 ATTEND = KEYS_BF16, VALUES_BF16
 TILE_ROWS, FEW_ROWS, ATTEND_ROWS = 128, 32, 8
 HALF_ROWS = 64  # of a tile where there are few of them

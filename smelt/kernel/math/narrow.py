@@ -73,6 +73,11 @@ PIECES: dict[str, str] = {
     "smelt_store_bf16": "static inline ui16 smelt_store_bf16(f32 x) { return (ui16)(smelt_bits_f32(x) >> 16); }",
     "smelt_round_bf16": """\
 static inline f32 smelt_round_bf16(f32 x) {
+#ifdef __CUDACC__
+  ui16 narrow;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(narrow) : "f"(x));
+  return smelt_from_bits_f32((ui32)narrow << 16);
+#endif
   ui32 bits = smelt_bits_f32(x), near = bits + 0x7fffu + (bits >> 16 & 1);
   return smelt_from_bits_f32((x != x ? bits | 0x400000u : near) & 0xffff0000u);
 }""",
