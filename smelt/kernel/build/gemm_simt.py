@@ -36,7 +36,7 @@ BUSY = 100  # blocks that keep a GPU busy
 PANEL, MOST_SUMS = 64, 1 << 23  # columns of a panel; sums of K-blocks that may be kept
 MANY_COLUMNS = 8192  # from here on a block with few rows takes 32 columns
 TILES = (*((TILE_ROWS, wide) for wide in (64, 128, 192, 256)), (HALF_ROWS, 64), (HALF_ROWS, 128))
-K_STAGE, VECTOR = 64, 8  # steps of a stage of bf16; columns that a thread stores together
+K_STAGE, VECTOR = 64, 128  # steps of a stage of bf16; bits that a thread stores together
 # A multiprocessor, by cycle: products of its tensor cores, bytes from the cache; cycles of a tile beside its stages.
 PRODUCTS, CACHE_RATE, BESIDE = 2048, 48, 2500
 SPLITS, JOIN = (1, 2, 3, 4, 6, 8, 12, 16), 1500  # parts of K; cycles until the last block has them
@@ -342,15 +342,16 @@ class Tiled:
         self, nest: Nest, op: Op, output: Output, count: Size, index: Callable[[Expr, Expr], Index]
     ) -> None:
         """The same for sums of f32; a thread takes adjacent columns. `count`: columns of the whole result."""
-        if not isinstance(count, int) or count % VECTOR:
+        vector = VECTOR // max(16, tensor(output.last or op.result).element.bits)  # so that neighbours store neighbours
+        if not isinstance(count, int) or count % max(vector, 2):
             self.store(nest, op, output, f32, index)
             return
-        most = self.height * self.width // VECTOR
-        with nest.loop(nest.let(scale(self.rows, self.width // VECTOR)), "lane", most=most) as at:
-            row, eighth = split(at, self.width // VECTOR)
-            row, column = nest.let(row, self.height), scale(eighth, VECTOR)
+        most = self.height * self.width // vector
+        with nest.loop(nest.let(scale(self.rows, self.width // vector)), "lane", most=most) as at:
+            row, part = split(at, self.width // vector)
+            row, column = nest.let(row, self.height), scale(part, vector)
             whole = count % self.width == 0
             guard = nullcontext() if whole else nest.guard(nest.less(nest.let(column), self.columns))
-            with guard, nest.loop(VECTOR, "vector") as i:
+            with guard, nest.loop(vector, "vector") as i:
                 value = nest.read(self.name, add(scale(row, self.pitch), column, i), f32)
                 output.finish(nest, op, index(row, add(self.first, column, i)), value)
