@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -83,10 +85,11 @@ def test_what_sizes_alone_decide_is_compiled_for_each_shape(tmp_path: Path) -> N
     ]
     two = numpy_helper.from_array(np.array([2], np.int64), "two")
     path = tmp_path / "m.onnx"
-    for nodes, sizes, weights, want in (
+    cases: list[tuple[list[Any], list[str | int | None], list[Any], Callable[[Array], Any]]] = [
         (axis, ["N", 3], [two], lambda x: np.cumsum(x, len(x) % 2)),
         ([helper.make_node("Det", ["x"], ["y"])], ["N", "N"], [], np.linalg.det),
-    ):
+    ]
+    for nodes, sizes, weights, want in cases:
         ports = [helper.make_tensor_value_info("x", TensorProto.FLOAT, sizes)]
         result = helper.make_tensor_value_info("y", TensorProto.FLOAT, sizes if weights else [])
         graph = helper.make_graph(nodes, "g", ports, [result], weights)
