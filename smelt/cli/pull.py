@@ -128,7 +128,7 @@ def _download(hub: Any, name: str, commit: str, folder: Path, files: Mapping[str
         _fetch(hub, hub.hf_hub_url(name, file, revision=commit), part, bar, file)
         if digest is not None and _digest(part) != digest:
             part.unlink()
-            raise FileError(f"{file} came with other bytes than the hub says", remedy="try again")
+            raise FileError(f"{file} does not match the checksum of the hub", remedy="try again")
         target.parent.mkdir(parents=True, exist_ok=True)
         part.replace(target)
     shutil.rmtree(folder / PARTIAL)

@@ -122,7 +122,7 @@ def to_device(driver: Driver, given: Any, shape: Shape, what: str) -> GpuBuffer:
     """A buffer on the device; the same one if it is there already."""
     if isinstance(given, GpuBuffer):
         if given.client is not driver:
-            raise RunError(f"{what} is on another device", remedy="bring it here: platform.put(buffer)")
+            raise RunError(f"{what} is on another device", remedy="copy it here: platform.put(buffer)")
         check_shape(given.shape, shape, what)
         return given
     if getattr(given, "__dlpack_device__", None) is not None and given.__dlpack_device__() == (CUDA, driver.number):

@@ -555,7 +555,7 @@ class PjrtBuffer:
         except (RuntimeError, ValueError) as error:
             raise _explain("a run", RunError, error, self.client) from error
         if array.shape != self.shape.sizes:
-            raise RunError("XLA gave another shape than the program says", expected=self.shape, got=array.shape)
+            raise RunError("XLA returned another shape than the program states", expected=self.shape, got=array.shape)
         return array
 
     def to_host(self) -> HostBuffer:

@@ -278,7 +278,7 @@ def _check_alike(op: Op, payloads: Sequence[Values]) -> None:
     for payload in payloads[1:]:
         other = [value.shape for value in payload]
         if len(first) != len(other) or not all(map(_may_be_alike, first, other)):
-            raise RunError(f"{op.name}: the processes of a group bring different types", expected=first, got=other)
+            raise RunError(f"{op.name}: the processes of a group have different types", expected=first, got=other)
 
 
 # ---- one rule per op ----

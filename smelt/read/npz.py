@@ -107,7 +107,7 @@ def _place(file: MappedFile, member: zipfile.ZipInfo) -> int:
     head = bytes(file.bytes[member.header_offset : member.header_offset + _LOCAL.size])
     fields = _LOCAL.unpack(head)
     if fields[0] != b"PK\x03\x04":
-        raise ParseError(f"{file.path}: no member where the archive says", got=member.filename)
+        raise ParseError(f"{file.path}: the archive has no member at its stated offset", got=member.filename)
     return member.header_offset + _LOCAL.size + int(fields[9]) + int(fields[10])
 
 

@@ -184,7 +184,7 @@ class LocalTexts(TextModel):
             raise UnsupportedError(
                 f"it is no {kind.__name__}",
                 got=self._model,
-                remedy="ask a model of that kind: GET /v1/models lists them",
+                remedy="use a model of that kind: GET /v1/models lists them",
             )
         return self._model
 

@@ -143,7 +143,7 @@ def _alike(op: Op, payloads: Sequence[Sequence[Array]]) -> None:
     for payload in payloads[1:]:
         if [(a.shape, a.dtype) for a in payload] != [(a.shape, a.dtype) for a in payloads[0]]:
             raise RunError(
-                f"{op.name}: the processes of a group bring different types",
+                f"{op.name}: the processes of a group have different types",
                 expected=[f"{a.dtype}{list(a.shape)}" for a in payloads[0]],
                 got=[f"{a.dtype}{list(a.shape)}" for a in payload],
             )

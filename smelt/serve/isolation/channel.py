@@ -195,7 +195,7 @@ class Channel:
             else:
                 socket.send_fds(self.socket, [data], [passed])
         except OSError as error:
-            raise ClosedError("the other side is gone", got=error) from error
+            raise ClosedError("the other side closed the channel", got=error) from error
         finally:
             if passed is not None:
                 os.close(passed)
@@ -207,16 +207,16 @@ class Channel:
         except (BlockingIOError, TimeoutError):
             raise
         except OSError as error:
-            raise ClosedError("the other side is gone", got=error) from error
+            raise ClosedError("the other side closed the channel", got=error) from error
         for level, kind, content in control:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 self._map(struct.unpack(f"{len(content) // 4}i", content[: len(content) // 4 * 4]))
         if not data:
-            raise ClosedError("the other side is gone")
+            raise ClosedError("the other side closed the channel")
         try:
             return _DECODER.decode(data)
         except msgspec.DecodeError as error:
-            raise ClosedError("the other side says what is no message", got=error) from error
+            raise ClosedError("the other side sent a malformed message", got=error) from error
 
     def _map(self, files: Sequence[int]) -> None:
         """Map what the other side passed, if it is what it must be: one memfd that cannot shrink."""

@@ -110,7 +110,7 @@ class Packets:
         except BlockingIOError:
             raise
         except OSError as error:
-            raise ClosedError("the other side is gone", got=error) from error
+            raise ClosedError("the other side closed the channel", got=error) from error
 
     def _send_long(self, data: bytes, flags: int) -> None:
         file = os.memfd_create("smelt-message", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -135,7 +135,7 @@ class Packets:
         except BlockingIOError:
             raise
         except OSError as error:
-            raise ClosedError("the other side is gone", got=error) from error
+            raise ClosedError("the other side closed the channel", got=error) from error
         files: list[int] = []
         for level, kind, content in control:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -145,7 +145,7 @@ class Packets:
                 return data[1:]
             if data == LONG and len(files) == 1:
                 return _read_sealed(files[0])
-            raise ClosedError("the other side is gone, or says what is no message", got=data[:20])
+            raise ClosedError("the other side closed the channel, or sent a malformed message", got=data[:20])
         finally:
             for file in files:
                 os.close(file)
@@ -170,4 +170,4 @@ def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
     try:
         return decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ClosedError("the other side says what is no message", got=error) from error
+        raise ClosedError("the other side sent a malformed message", got=error) from error

@@ -240,12 +240,12 @@ class RemoteModel(Closing):
         if isinstance(said, Failed):
             raise error_of(said.error)
         if not isinstance(said, Ready) or said.content.size > MOST_ABOUT:
-            raise ClosedError("the worker says something else than that it is ready")
+            raise ClosedError("the worker did not report that it is ready")
         try:
             loaded = msgspec.json.decode(self.control.content(said.content).tobytes(), type=Loaded)
             ports = Signature((), ()) if loaded.about is not None else signature_of(loaded.signature)
         except (msgspec.DecodeError, ValueError, TypeError, KeyError, SmeltError) as error:
-            raise ClosedError("what the worker says about the model is malformed", got=error) from error
+            raise ClosedError("the worker described the model in a malformed message", got=error) from error
         self.loaded = loaded
         self.signature = Signature(ports.inputs, ports.outputs)
         self.optional: tuple[Port, ...] = ports.weights

@@ -244,7 +244,7 @@ class RemoteQueue(ModelQueue):
 
     def _refuse_all(self, why: str) -> None:
         while self._jobs:
-            self._jobs.popleft().finish(UnavailableError(f"{self.name}: its worker process is gone", got=why))
+            self._jobs.popleft().finish(UnavailableError(f"{self.name}: its worker process has died", got=why))
 
     async def drain(self, seconds: float) -> bool:
         done = await super().drain(seconds)

@@ -276,7 +276,7 @@ class RemoteTexts(TextModel):
         if exchange is None:
             self._late -= 1
         if self._late < 0 or (exchange is not None and not exchange.take(event)):
-            raise ParseError("the worker says what was not asked for", got=type(event).__name__)
+            raise ParseError("the worker sent a message that belongs to no request", got=type(event).__name__)
         if exchange is not None and type(event) in LAST:
             del self._exchanges[event.number]
             self._restarts.note_success()

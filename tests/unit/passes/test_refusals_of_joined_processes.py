@@ -45,7 +45,7 @@ COLLECTIVES: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize("other", [Shape("f32", 6, 2), Shape("f32", 4), Shape("f64", 4, 2)], ids=str)
 def test_members_bring_different_types(op: str, attrs: dict[str, Any], other: Shape) -> None:
     first, second = process("p", Shape("f32", 4, 2), op, None, **attrs), process("q", other, op, None, **attrs)
-    with pytest.raises(RunError, match="the processes of a group bring different types") as caught:
+    with pytest.raises(RunError, match="the processes of a group have different types") as caught:
         join_processes(on_grid(first, (("p",), ("q",)), q=second))
     assert caught.value.message.startswith(f"stablehlo.{op}: ")
     join_processes(on_grid(first, (("p",), ("p",))))
