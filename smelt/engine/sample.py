@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from smelt.dim import symbols
-from smelt.dtype import Array
+from smelt.dtype import Array, DType
 from smelt.engine.signature import signature_of
+from smelt.errors import RunError
 from smelt.ir.core import Func, Op, Program, Value
 from smelt.ir.ops import OPS
 from smelt.passes.split_prepare import BOUND, WEIGHT
@@ -56,8 +57,14 @@ def _spatial(shape: Shape) -> tuple[int, ...]:
 
 def random_array(shape: Shape, symbols: Mapping[str, int], generator: np.random.Generator) -> Array:
     """Random numbers: standard normal for floats, 0 to 9 for integers."""
-    sizes = shape.numbers(symbols)
-    element = shape.element
+    try:
+        return _draw(shape.numbers(symbols), shape.element, generator)
+    except (MemoryError, ValueError) as error:
+        sizes = ", ".join(f"{name}={number}" for name, number in symbols.items())
+        raise RunError("no memory for random inputs", got=f"{shape} at {sizes}", remedy="smaller sizes") from error
+
+
+def _draw(sizes: tuple[int, ...], element: DType, generator: np.random.Generator) -> Array:
     if element.kind == "bool":
         return generator.integers(0, 2, sizes).astype(bool)
     if element.is_integer:

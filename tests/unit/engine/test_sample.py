@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from smelt.dim import symbol
 from smelt.dtype import dtype
 from smelt.engine.sample import PICTURE, default_sizes, random_array, sample_inputs
+from smelt.errors import RunError
 from smelt.ir.attributes import GatherDims
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program, Value
@@ -76,3 +78,12 @@ def test_the_axis_that_is_selected_from_bounds_indices(dim: int, most: int) -> N
     out = f.op("stablehlo.torch_index_select", *f.args, dim=dim, batch_dims=0, result=result).result
     _, indices = sample_inputs(Program.of(f.func(out)), {})
     assert (int(indices.min()), int(indices.max())) == (0, most)
+
+
+def test_inputs_larger_than_memory_are_refused() -> None:
+    f = FuncBuilder("main", [Shape("f32", symbol("N"), 64)])
+    program = Program.of(f.func(f.args[0]))
+    for size in (10**15, 1 << 70):
+        with pytest.raises(RunError, match="no memory for random inputs") as caught:
+            sample_inputs(program, {"N": size})
+        assert caught.value.got == f"f32[N, 64] at N={size}"
