@@ -149,6 +149,15 @@ class Emit:
         sizes = self.broadcast_sizes(*(value.shape.sizes for value in values))
         return tuple(self.broadcast_to(value, sizes) for value in values)
 
+    def keep_shape(self, x: Value, result: Value, what: str) -> Value:
+        """A result of an input and parameters: they are broadcast to the input, never the input to them."""
+        sizes = zip(x.shape.sizes, result.shape.sizes, strict=False)
+        if x.shape.rank != result.shape.rank or any(
+            isinstance(a, int) and isinstance(b, int) and a != b for a, b in sizes
+        ):
+            raise ShapeError(f"{what}: a parameter does not fit the input", expected=x.shape, got=result.shape)
+        return result
+
     def along(self, vector: Value, rank: int, axis: int) -> Value:
         """A vector as a tensor of a rank whose other sizes are 1."""
         sizes: list[Size] = [1] * rank

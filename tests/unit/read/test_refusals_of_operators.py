@@ -33,6 +33,7 @@ def row(error: type[SmeltError], message: str, op: str, *inputs: Any, **attrs: A
 
 
 IMAGE = "f32[1,2,4,4]"
+FOUR = np.ones(4, np.float32)
 MOVES = [
     row(ShapeError, "Reshape: sizes 0 and -1 together", "Reshape", "f32[2,3]", i64(0, -1), allowzero=1),
     row(ShapeError, "Reshape: impossible sizes", "Reshape", "f32[2,3]", i64(-1, -1)),
@@ -73,6 +74,14 @@ INDICES = [
     row(ParseError, "attribute 'reduction'", "ScatterElements", "f32[2]", "i64[1]", "f32[1]", reduction="mean"),
     row(ShapeError, "ScatterElements: ranks differ", "ScatterElements", "f32[2,3]", "i64[2]", "f32[2]"),
     row(ShapeError, "ScatterND: the indices do not fit", "ScatterND", "f32[2]", "i64[1,2]", "f32[1]"),
+    row(ShapeError, "BatchNormalization: a parameter does not fit", "BatchNormalization", "f32[2,1,3]", *(FOUR,) * 4),
+    row(ShapeError, "InstanceNormalization: a parameter does not fit", "InstanceNormalization", "f32[2,1,3]", FOUR, FOUR),
+    row(ShapeError, "GroupNormalization: a parameter does not fit", "GroupNormalization", "f32[2,1,3]", FOUR, FOUR,
+        num_groups=1),
+    row(ShapeError, "LayerNormalization: a parameter does not fit", "LayerNormalization", "f32[2,1]", FOUR),
+    row(ShapeError, "RMSNormalization: a parameter does not fit", "RMSNormalization", "f32[2,1]", FOUR, version=23),
+    row(ShapeError, "PRelu: a parameter does not fit", "PRelu", "f32[2,1]", FOUR),
+    row(ShapeError, "PRelu: a parameter does not fit", "PRelu", "f32[4]", np.ones((1, 4), np.float32)),
     row(UnsupportedError, "NonZero of a scalar", "NonZero", "f32[]"),
     row(ShapeError, "Compress: condition must be a vector", "Compress", "f32[2]", "bool[2,1]"),
     row(UnsupportedError, "Unique over slices of this size", "Unique", "f32[2,257]", axis=0),

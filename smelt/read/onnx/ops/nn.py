@@ -530,7 +530,8 @@ def layer_normalization(
     first = axis_of(axis, X.shape.rank)
     normal, mean, inverse = _normalise(g, g.convert(X, stash), range(first, X.shape.rank), epsilon)
     y = g.binary("multiply", g.convert(normal, X.shape.element), Scale)
-    return (y if B is None else g.binary("add", y, B)), mean, inverse
+    y = y if B is None else g.binary("add", y, B)
+    return g.keep_shape(X, y, "LayerNormalization"), mean, inverse
 
 
 @onnx_op("RMSNormalization", since=23)
@@ -542,7 +543,8 @@ def rms_normalization(
     x = g.convert(X, stash)
     square = g.mean(g.binary("multiply", x, x), range(first, X.shape.rank), keep=True)
     normal = g.binary("divide", x, g.unary("sqrt", g.plus(square, epsilon)))
-    return g.binary("multiply", g.convert(normal, X.shape.element), g.convert(scale, X.shape.element))
+    y = g.binary("multiply", g.convert(normal, X.shape.element), g.convert(scale, X.shape.element))
+    return g.keep_shape(X, y, "RMSNormalization")
 
 
 @onnx_op("InstanceNormalization", ranks={"input": "2+", "scale": "1", "B": "1"})
@@ -556,7 +558,7 @@ def instance_normalization(
         factor, shift = (g.along(g.convert(each, x.shape.element), rank, 1) for each in (scale, B))
         return g.binary("add", g.binary("multiply", normal, factor), shift)
 
-    return g.in_f32(normalise, input)
+    return g.keep_shape(input, g.in_f32(normalise, input), "InstanceNormalization")
 
 
 @onnx_op("GroupNormalization", since=21, ranks={"X": "2+", "scale": "1", "bias": "1"})
@@ -565,7 +567,8 @@ def group_normalization(
 ) -> Value:
     rank = X.shape.rank
     normal = _normalise_groups(g, X, num_groups, epsilon, stash_type)
-    return g.binary("add", g.binary("multiply", normal, g.along(scale, rank, 1)), g.along(bias, rank, 1))
+    y = g.binary("add", g.binary("multiply", normal, g.along(scale, rank, 1)), g.along(bias, rank, 1))
+    return g.keep_shape(X, y, "GroupNormalization")
 
 
 def _normalise_groups(g: Graph, x: Value, groups: int, epsilon: float, stash_type: int) -> Value:
@@ -638,7 +641,8 @@ def _batch_norm(g: Graph, X: Value, scale: Value, B: Value, mean: Value, var: Va
     factor = g.binary("multiply", scale, g.unary("rsqrt", g.plus(var, epsilon)))
     shift = g.binary("subtract", shift, g.binary("multiply", mean, factor))
     scaled = g.binary("multiply", x, g.along(factor, rank, axis))
-    return g.convert(g.binary("add", scaled, g.along(shift, rank, axis)), X.shape.element)
+    y = g.convert(g.binary("add", scaled, g.along(shift, rank, axis)), X.shape.element)
+    return g.keep_shape(X, y, "BatchNormalization")
 
 
 @onnx_op("BatchNormalization", since=1, ranks={"X": "1+"})
