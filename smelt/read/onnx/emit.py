@@ -151,10 +151,9 @@ class Emit:
 
     def keep_shape(self, x: Value, result: Value, what: str) -> Value:
         """A result of an input and parameters: they are broadcast to the input, never the input to them."""
-        sizes = zip(x.shape.sizes, result.shape.sizes, strict=False)
-        if x.shape.rank != result.shape.rank or any(
-            isinstance(a, int) and isinstance(b, int) and a != b for a, b in sizes
-        ):
+        pairs = zip(x.shape.sizes, result.shape.sizes, strict=False)
+        grown = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs)
+        if grown or x.shape.rank != result.shape.rank:
             raise ShapeError(f"{what}: a parameter does not fit the input", expected=x.shape, got=result.shape)
         return result
 
