@@ -839,3 +839,25 @@ def test_integers_that_no_combination_of_rows_allows() -> None:
     rows = [3 - a - 2 * b, 3 * b + 3, -2 * a - 4, 3 * a + 2 * b + 1]
     assert _infeasible(rows, 100)[0]
     assert not _infeasible([*rows[:2], *rows[3:]], 100)[0]  # a = 0, b = 0
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "quotient", "remainder"),
+    [
+        ("N", "N - 1", "N//(N - 1)", "N % (N - 1)"),
+        ("N", "1 - N", "(-N)//(N - 1)", "-((-N) % (N - 1))"),
+        ("2*N", "4*N - 2", "N//(2*N - 1)", "2*(N % (2*N - 1))"),
+        ("3", "M - N", "3//(M - N)", "3 % (M - N)"),
+        ("3", "N - M", "(-3)//(M - N)", "-((-3) % (M - N))"),
+        ("N + 1", "2 - N", "(-N - 1)//(N - 2)", "-((-N - 1) % (N - 2))"),
+    ],
+)
+def test_divisors_have_a_positive_leading_coefficient(a: str, b: str, quotient: str, remainder: str) -> None:
+    """One form for all signs, and the numbers of Python's division."""
+    left, right = parse_size(a), parse_size(b)
+    assert (str(floordiv(left, right)), str(mod(left, right))) == (quotient, remainder)
+    for numbers in ({"N": n, "M": m} for n in range(9) for m in range(9)):
+        x, y = evaluate(left, numbers), evaluate(right, numbers)
+        if y:
+            assert evaluate(floordiv(left, right), numbers) == x // y
+            assert evaluate(mod(left, right), numbers) == x % y
