@@ -26,7 +26,7 @@ MOST_SCRATCH = 256 << 20  # bytes of one launch
 MOST_BYTES = 1 << 50  # of one buffer of data-dependent size: more is a mistake
 LIMIT = 1 << 63
 NOT_TAKEN = 0  # what a division by 0 gives: it is in a branch that is not taken
-OVERLAP = False  # launches that wait themselves for the one before begin before it ends
+OVERLAP = True  # launches that wait themselves for the one before may begin before it ends
 SHORTEST_PAUSE, LONGEST_PAUSE = 20e-6, 1e-3  # seconds between two questions whether the device is done
 PREFETCHING = 128  # blocks of a launch that prefetches for a later one
 NOTE = 8  # bytes: places of notes are multiples
@@ -271,7 +271,7 @@ class Run:
                 if each.get("prefetch") and not each["scratch"]:  # which every block would need
                     blocks = max(blocks, PREFETCHING)  # blocks without iterations only prefetch
                 given = blocks, each["threads"], [*arguments, self.memory, *self.next_pieces(each)], each["shared"]
-                self.driver.launch(function, *given, overlap=OVERLAP and bool(each["awaits"]) and self.follows)
+                self.driver.launch(function, *given, overlap=OVERLAP and each.get("overlaps", False) and self.follows)
                 self.follows = True
 
     def next_pieces(self, launch: Mapping[str, Any]) -> list[int]:

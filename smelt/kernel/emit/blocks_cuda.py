@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from smelt.ir.block_layout import COLUMNS, LINE, STEPS, Layout, Plane
 from smelt.ir.blocks import BLOCKS, RUN
 from smelt.kernel.loops.grammar import BlockMma
+from smelt.kernel.loops.tensor_tile import BLOCK_ROWS
 
 PREFIX = "smelt_blocks_"
 INSTRUCTIONS = """\
@@ -173,17 +174,30 @@ template <class U, int ROWS, int DEEP> inline void smelt_block_rows(int lane, ch
   }
 }
 """
-AHEAD = 56  # registers of a thread for what it reads ahead
+ALONE, FEW_WORDS = (
+    80,
+    12,
+)  # registers for what a thread reads ahead where its block is alone; of a unit, where it is short
 
 
-def block_call(mma: BlockMma) -> str:
-    """The name of the function for a format and at most this number of rows."""
+def choose_shape(mma: BlockMma, alone: bool) -> tuple[int, int]:
+    """(Units that are read ahead, blocks on a multiprocessor). `alone`: there is one block for each, which reads far
+    ahead; else other blocks hide the waits of one."""
+    few, some, _ = BLOCK_ROWS
+    if mma.most > few:
+        return 2, 2 if mma.most <= some else 1
     layout = Layout.of(mma.format)
     parts = RUN // layout.group
     words = sum(8 if plane.bits == 8 else 4 for plane in layout.planes)
     words += sum(2 if name in ("scale", "minimum") else parts for name in layout.places if name != "end")
-    words += 2 + (1 + parts) * min(mma.most, 2) if mma.most <= 8 else 0
-    deep = max(2, min(4, AHEAD // words)) if mma.most <= 8 else 2
+    words += 2 + (1 + parts) * min(mma.most, 2)  # of the rows
+    if alone:
+        return min(8, ALONE // words), 1
+    return (2, 4) if words <= FEW_WORDS else (4 if words <= 14 else 2, 2)
+
+
+def block_call(mma: BlockMma, deep: int) -> str:
+    """The name of the function for a format, at most this number of rows, and units that are read ahead."""
     return f"smelt_block_rows<{PREFIX}{mma.format}, {mma.most}, {deep}>"
 
 

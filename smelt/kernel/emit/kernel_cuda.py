@@ -15,7 +15,7 @@ from smelt.dim import Size
 from smelt.dtype import DType
 from smelt.ir.block_layout import Layout
 from smelt.kernel import math
-from smelt.kernel.emit.blocks_cuda import block_call
+from smelt.kernel.emit.blocks_cuda import block_call, choose_shape
 from smelt.kernel.emit.printer import Printer, apply_text
 from smelt.kernel.emit.tile_cuda import FEW, MMA, TILE, TILED
 from smelt.kernel.emit.tile_dense import tile_call
@@ -47,7 +47,16 @@ from smelt.kernel.loops.grammar import (
     Var,
     walk_statements,
 )
-from smelt.kernel.loops.simt import THREADS, WARP, Stage, map_to_grid, reads_from, static_extent, stores_to
+from smelt.kernel.loops.simt import (
+    MULTIPROCESSORS,
+    THREADS,
+    WARP,
+    Stage,
+    map_to_grid,
+    reads_from,
+    static_extent,
+    stores_to,
+)
 from smelt.kernel.loops.tensor_tile import (
     ATTEND,
     FEW_TENSOR,
@@ -94,6 +103,7 @@ class Launched:
     scratch: int
     shared: int = 0  # bytes of shared memory beside what the function declares
     weights: int | None = None  # the buffer that it reads before it waits itself for the launch in front of it
+    overlaps: bool = False  # it may begin before the launch in front of it ends
     prefetches: bool = False  # it takes the pieces of memory (`PREFETCHED`) that a later launch reads
 
 
@@ -177,6 +187,7 @@ class StagePrinter(Printer):
             stage.scratch,
             stage.shared if stage.ring else 0,
             self.weights,
+            self.overlaps,
             self.prefetches,
         )
 
@@ -188,6 +199,12 @@ class StagePrinter(Printer):
         return all(not isinstance(each, BlockMma) and each.form in ATTEND for each in products)
 
     @property
+    def overlaps(self) -> bool:
+        """Whether it is a product of few rows, which holds many weights while it waits for the rows."""
+        products = [each for each in walk_statements(self.stage.body) if isinstance(each, Mma | BlockMma)]
+        return any(isinstance(each, BlockMma) or each.form in FEW_TENSOR for each in products)
+
+    @property
     def resident(self) -> int:
         """Blocks that a multiprocessor should have room for: they hide each other's waits."""
         products = [each for each in walk_statements(self.stage.body) if isinstance(each, Mma | BlockMma)]
@@ -195,8 +212,14 @@ class StagePrinter(Printer):
             return 2
         if any(isinstance(each, Attend) and each.block == 64 for each in walk_statements(self.stage.body)):
             return 2
-        few = [each for each in products if isinstance(each, BlockMma) or each.form in FEW_TENSOR]
-        return min((resident_blocks(each) for each in few), default=1)
+        few = [each for each in products if isinstance(each, Mma) and each.form in FEW_TENSOR]
+        by_blocks = [self.block_shape(each)[1] for each in products if isinstance(each, BlockMma)]
+        return min((*by_blocks, *(resident_blocks(each) for each in few)), default=1)
+
+    def block_shape(self, mma: BlockMma) -> tuple[int, int]:
+        """Units that a product by block-quantised weights reads ahead, and its blocks on a multiprocessor."""
+        count = static_extent(self.stage.extent)
+        return choose_shape(mma, isinstance(count, int) and count <= MULTIPROCESSORS)
 
     @property
     def weights(self) -> int | None:
@@ -583,7 +606,8 @@ class StagePrinter(Printer):
         given = [f"{self.address(of.place, kind)}, {self.expr(of.strides[0])}" for of, kind in kinds]
         given += [self.address(mma.panel.place, "ui8"), self.expr(mma.panel.strides[2]), self.expr(mma.panel.sizes[0])]
         given += [self.address(mma.acc.place, "f32"), self.expr(mma.acc.strides[0]), self.expr(mma.acc.sizes[1])]
-        return f"{block_call(mma)}({LANE}, smelt_shared, {self.expr(mma.acc.sizes[0])}, {', '.join(given)});"
+        call = block_call(mma, self.block_shape(mma)[0])
+        return f"{call}({LANE}, smelt_shared, {self.expr(mma.acc.sizes[0])}, {', '.join(given)});"
 
     def attend(self, attend: Attend, depth: int) -> list[str]:
         """A call of `smelt_attend`; the blocks of the statement are functions that it calls."""

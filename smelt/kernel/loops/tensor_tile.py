@@ -68,10 +68,8 @@ def few_rows(mma: Mma) -> int:
     return FEW_ROWS
 
 
-def resident_blocks(mma: Mma | BlockMma) -> int:
+def resident_blocks(mma: Mma) -> int:
     """Blocks of a product of few rows on a multiprocessor, so that its registers hold what is being read."""
-    if isinstance(mma, BlockMma):
-        return 2 if mma.most < BLOCK_ROWS[-1] else 1
     if few_rows(mma) <= 8:
         return 3 if few_columns(mma) == 16 else 4
     return 2
