@@ -77,13 +77,15 @@ def measure_product(row: Block, rows: int, depth: int, columns: int, seed: int) 
     from smelt.device import gpu_program
     from smelt.device.registry import find_device
     from smelt.engine.native import NativeEngine
+    from smelt.weights import Weights
 
     device = find_device("cuda")
     driver: Any = device.driver  # type: ignore[attr-defined]
     program = product(row, rows, depth, columns)
     w = random_blocks(row, (columns, depth // row.length, row.bytes), seed)
     x = np.random.default_rng(seed).standard_normal((rows, depth), np.float32)
-    bound = NativeEngine(device.target()).compile(program).prepare({"w": HostBuffer.of(w)})
+    weights = Weights.of({"w": HostBuffer.of(w)})
+    bound = NativeEngine(device.target()).compile(program).prepare(weights)
     launches: list[tuple[Any, ...]] = []
     plain, gpu_program.GRAPHS = driver.launch, False
 
@@ -96,7 +98,7 @@ def measure_product(row: Block, rows: int, depth: int, columns: int, seed: int) 
     driver.launch = plain
     found: dict[str, Any] = {}
     if depth * columns <= CHECKED:
-        want = np.asarray(NativeEngine().compile(program).prepare({"w": HostBuffer.of(w)})(x)[0])
+        want = np.asarray(NativeEngine().compile(program).prepare(weights)(x)[0])
         found["error"] = float(np.abs(got - want).max() / np.abs(want).max())
     (dot,) = (each for each in launches if "block_dot" in driver.describe(each[0])["name"])
     return found | time_copies(driver, dot, columns * (depth // row.length) * row.bytes)
