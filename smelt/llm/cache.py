@@ -22,6 +22,7 @@ from smelt.llm.pages import Pages, pages_in_window
 SMALLEST = 8  # pages
 CONTEXTS = 4  # whole contexts that the cache has room for, where the machine's memory allows it
 SEQUENCES = 64  # that run at once
+BLOCK = 16 << 20  # bytes of layers that are allocated at once: as small pages they would cost TLB misses
 
 
 class Pool:
@@ -130,25 +131,36 @@ class Pool:
         self.give(arrays)
 
     def _grow(self, capacity: dict[bool, int]) -> None:
+        """Enlarge the arrays, some layers at a time: only these are there twice."""
         config = self._config
         before = self._arrays or [(None, None)] * len(config.layers)
         grown: Pools = []
-        for i, (keys, values) in enumerate(before):
-            slides = config.is_sliding(i)
-            if keys is not None and capacity[slides] == self._capacity[slides]:
-                grown.append((keys, values))
+        while (first := len(grown)) < len(before):
+            slides = config.is_sliding(first)
+            if before[first][0] is not None and capacity[slides] == self._capacity[slides]:
+                grown.append(before[first])
                 continue
-            before[i] = (None, None)  # one layer at a time is there twice
-            keys_of, values_of = pool_sizes(config, capacity[slides])
-            grown.append((self._enlarge(keys, keys_of), self._enlarge(values, values_of)))
+            layers = [first]
+            most = max(1, BLOCK // (PAGE * config.layer_bytes * capacity[slides]))
+            while len(layers) < most and layers[-1] + 1 < len(before) and config.is_sliding(layers[-1] + 1) == slides:
+                layers.append(layers[-1] + 1)
+            old = [before[i] for i in layers]
+            before[first : first + len(old)] = [(None, None)] * len(old)
+            keys, values = (
+                self._enlarge([pair[i] for pair in old], sizes)
+                for i, sizes in enumerate(pool_sizes(config, capacity[slides]))
+            )
+            grown += zip(keys, values, strict=True)
         self._arrays, self._capacity = grown, capacity
 
-    def _enlarge(self, old: Any, sizes: tuple[int, ...]) -> Any:
-        array = np.zeros(sizes, self._config.cache.numpy)
-        if old is not None:
-            known = as_array(old)
-            array[: len(known)] = known
-        return self._put(array)
+    def _enlarge(self, old: list[Any], sizes: tuple[int, ...]) -> list[Any]:
+        """The arrays of some layers, in one block."""
+        block = np.zeros((len(old), *sizes), self._config.cache.numpy)
+        for array, buffer in zip(block, old, strict=True):
+            if buffer is not None:
+                known = as_array(buffer)
+                array[: len(known)] = known
+        return [self._put(array) for array in block]
 
 
 def pool_sizes(config: Config, pages: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

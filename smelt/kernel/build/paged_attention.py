@@ -1,9 +1,9 @@
 """Paged attention: queries of many sequences over a KV cache in pages, with online softmax; prefill and decode alike.
 
-Neighbouring queries of one sequence and one head of keys are the rows of a block. A page of keys [depth, position] and
-one of values [position, element] are right operands of the micro-kernel, in place. Every query is a row of its own that
-takes pages in order, and a masked key counts exactly zero: so its bits depend on neither its block nor its batch.
-`paged_int8.py` has the products with pages of i8.
+Neighbouring queries of one sequence are the rows of a block, head of keys by head of keys. A page of keys [depth,
+position] and one of values [position, element] are right operands of the micro-kernel, in place. Every query is a row
+of its own that takes pages in order, and a masked key counts exactly zero: so its bits depend on neither its block nor
+its batch. `paged_int8.py` has the products with pages of i8.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import gcd, inf
 
-from smelt.dim import Size
+from smelt.dim import Size, ceildiv, floordiv, maximum, minimum
 from smelt.dtype import DType, bf16, f16, f32, i1, i8, i32, i64
 from smelt.frozen import Frozen
 from smelt.ir.core import Op
 from smelt.ir.ops.paged_attention import PagedNumbers
 from smelt.kernel.build import paged_int8
 from smelt.kernel.build.gather_scatter import to_index
-from smelt.kernel.build.gemm import axis_stride, element_place
+from smelt.kernel.build.gemm import axis_stride, chunk_bounds, element_place
 from smelt.kernel.build.sinks import Output, sink
 from smelt.kernel.loops.form import F32, F32_BF16, F32_F16, Form
 from smelt.kernel.loops.grammar import Amount, Expr, Mma, Number, Place, Quotient, Remainder, Set, Slice, add, scale
@@ -28,6 +28,8 @@ from smelt.kernel.loops.nest import Nest, tensor
 
 ROWS = 48  # queries of a block: with a page of keys and one of values they stay in the cache
 LANES = 16  # partial maxima and sums of a row
+FEW = 64  # queries, mostly of different sequences: memory takes longest, so that a block reads whole pages,
+BLOCKS = 8  # where there are as many blocks
 DIRECT = {f32: F32, f16: F32_F16, bf16: F32_BF16}  # the micro-kernels that read pages in place
 
 
@@ -63,8 +65,24 @@ class Paged(Frozen):
 
     @property
     def together(self) -> int:
-        """Tokens of a block."""
+        """Tokens of a block of one head of keys."""
         return max(1, ROWS // self.shared)
+
+    @property
+    def most_groups(self) -> int:
+        """Heads of keys of a block: the pages of one token's sequence are read in order of addresses."""
+        return max(1, min(self.groups, ROWS // self.shared))
+
+    @property
+    def few(self) -> Size:
+        """1 if there are few queries, else 0."""
+        return 1 - minimum(floordiv(self.count, FEW + 1), 1) if self.most_groups > 1 else 0
+
+    @property
+    def splits(self) -> Size:
+        """Blocks that share the heads of keys of a token."""
+        least = maximum(ceildiv(self.groups, self.most_groups), ceildiv(BLOCKS, maximum(self.count, 1)))
+        return self.groups - (self.groups - minimum(self.groups, least)) * self.few
 
     @property
     def parts(self) -> int:
@@ -82,22 +100,32 @@ class Paged(Frozen):
 
 @sink("smelt.paged_attention", anchor=True, addressed=(1, 2), in_runs=(1, 2))
 def paged_attention(nest: Nest, op: Op, output: Output) -> None:
-    build_blocks(nest, op, output, 1)
+    build_blocks(nest, op, output, 1, Paged.of(op).splits)
 
 
-def build_blocks(nest: Nest, op: Op, output: Output, here: Size) -> None:
+def build_blocks(nest: Nest, op: Op, output: Output, here: Size, splits: Size | None = None) -> None:
     """A block begins at multiples of its size and where another sequence begins; other iterations have no work.
 
-    `here` is 1, or 0 if there are too few queries at run time."""
+    `here` is 1, or 0 if there are too few queries at run time. `splits` blocks share the heads of keys of a token; as
+    many as there are heads by default."""
     paged = Paged.of(op)
-    with nest.loops((paged.count * here, paged.parts, paged.groups)) as (token, part, group):
+    splits = paged.groups if splits is None else splits
+    with nest.loops((paged.count * here, paged.parts, splits)) as (token, part, split):
+        group, groups, together = split, Number(1), Number(paged.together)
         inside = nest.let(Remainder(token, paged.together))
+        if splits != paged.groups:
+            group, groups = chunk_bounds(nest, split, paged.groups, splits)
+            small = max(1, ROWS // (paged.shared * paged.most_groups))
+            few = nest.apply("EQ", Amount(paged.few), Number(1), dtype=i1)
+            together = nest.apply("select", few, Number(small), together, dtype=i64)
+            inside = nest.apply("select", few, nest.let(Remainder(token, small)), inside, dtype=i64)
         before = nest.apply("maximum", nest.let(add(token, -1)), Number(0))
         sequence, previous = (_index(nest, op, 4, each) for each in (token, before))
         first = nest.apply("EQ", inside, Number(0), dtype=i1)
         other = nest.apply("NE", sequence, previous, dtype=i1)
         with nest.guard(nest.apply("or", first, other, dtype=i1)):
-            Block(nest, paged, token, inside, sequence, part, group).write(output)
+            room = nest.let(add(together, scale(inside, -1)))
+            Block(nest, paged, token, room, sequence, part, group, groups).write(output)
 
 
 def _index(nest: Nest, op: Op, operand: int, *at: Expr) -> Expr:
@@ -106,18 +134,22 @@ def _index(nest: Nest, op: Op, operand: int, *at: Expr) -> Expr:
 
 @dataclass(slots=True)
 class Block:
-    """Queries of one sequence and one head of keys."""
+    """Queries of one sequence and some heads of keys. Inside of `each_group` it is the part of one of these heads."""
 
     nest: Nest
     paged: Paged
     token: Expr  # the first one
-    inside: Expr  # its place in the largest block
+    room: Expr  # tokens that fit
     sequence: Expr
     part: Expr
-    group: Expr
+    first_group: Expr
+    groups: Expr  # heads of keys
     tokens: Expr = field(init=False)
-    heads: Expr = field(init=False)  # of each token
-    used: Expr = field(init=False)  # rows
+    heads: Expr = field(init=False)  # of queries, of each token and head of keys
+    used: Expr = field(init=False)  # rows of a head of keys
+    group: Expr = field(init=False)
+    number: Expr = field(init=False)  # of the head of keys in the block
+    base: Expr = field(init=False)  # its first row
 
     def write(self, output: Output) -> None:
         nest, paged = self.nest, self.paged
@@ -131,8 +163,9 @@ class Block:
         best, total = self.start_sums()
         result = self.array("sum", len(paged.panels(paged.values)) * ROWS * paged.width)
         scores = self.array("score", len(paged.panels(paged.page)) * ROWS * paged.width)
+        rows = nest.apply("multiply", self.used, self.groups) if self.is_merged else self.used
         for start, _ in paged.panels(paged.values):
-            with nest.loop(self.used, "ordered") as i, nest.loop(paged.width, "lane") as e:
+            with nest.loop(rows, "ordered") as i, nest.loop(paged.width, "lane") as e:
                 nest.write(result, add(scale(i, paged.width), e, start * ROWS), Number(0.0, f32))
         first: Expr = Number(0)
         if paged.numbers.window:
@@ -144,14 +177,16 @@ class Block:
             page = nest.let(add(first, number))
             key = nest.let(scale(page, paged.page))
             count = nest.apply("minimum", Number(paged.page), nest.let(add(high, 1, scale(key, -1))))
-            place, after = self.find_page(self.sequence, page), self.find_next(page, first, pages)
-            self.multiply_keys(scores, queries, place, after)
-            self.mask(scores, places, key, low, high)
-            self.weigh(scores, best, total, result)
-            if isinstance(queries, str):
-                self.multiply_values(result, scores, place, after, count)
-            else:
-                paged_int8.multiply_values(self, result, scores, queries, place, after, count)
+            place = self.find_page(self.sequence, page)
+            with self.each_group():
+                after = self.find_next(page, first, pages)
+                self.multiply_keys(scores, queries, place, after)
+                self.mask(scores, places, key, low, high)
+                self.weigh(scores, best, total, result)
+                if isinstance(queries, str):
+                    self.multiply_values(result, scores, place, after, count)
+                else:
+                    paged_int8.multiply_values(self, result, scores, queries, place, after, count)
         self.finish(output, result, total)
 
     # -- what the block is --
@@ -159,8 +194,7 @@ class Block:
     def measure(self) -> tuple[Expr, Expr, Expr]:
         """How many tokens the block has, and the least and the greatest position in it."""
         nest, paged = self.nest, self.paged
-        most = nest.let(add(Number(paged.together), scale(self.inside, -1)))
-        left = nest.apply("minimum", most, nest.let(add(Amount(paged.count), scale(self.token, -1))))
+        left = nest.apply("minimum", self.room, nest.let(add(Amount(paged.count), scale(self.token, -1))))
         count, same = nest.declare(i64, Number(0)), nest.declare(i1, Number(True, i1))
         low, high = nest.declare(i64, Number(1 << 62)), nest.declare(i64, Number(-1))
         with nest.loop(left, "ordered", fence=True) as i:
@@ -175,13 +209,35 @@ class Block:
         room = tensor(paged.op.operands[3]).sizes[1] * paged.page - 1
         return nest.keep(count), nest.keep(low), nest.apply("minimum", nest.keep(high), Amount(room))
 
+    @property
+    def is_merged(self) -> bool:
+        return self.groups != Number(1)
+
+    @contextmanager
+    def each_group(self) -> Iterator[None]:
+        """A loop over the heads of keys."""
+        nest, none = self.nest, Number(0)
+        if not self.is_merged:
+            self.group, self.number, self.base = self.first_group, none, none
+            yield
+            return
+        with nest.loop(self.groups, "ordered", fence=True) as number:
+            self.group, self.number = nest.let(add(self.first_group, number)), number
+            self.base = nest.apply("multiply", number, self.used)
+            yield
+
     @contextmanager
     def rows(self) -> Iterator[tuple[Expr, Expr, Expr]]:
         """(token, head, row) of each query of the block."""
         nest = self.nest
-        with nest.loop(self.tokens, "ordered", fence=True) as t, nest.loop(self.heads, "ordered", fence=True) as i:
+        with (
+            self.each_group(),
+            nest.loop(self.tokens, "ordered", fence=True) as t,
+            nest.loop(self.heads, "ordered", fence=True) as i,
+        ):
             head = add(scale(self.group, self.paged.shared), scale(self.part, ROWS), i)
-            yield nest.let(add(self.token, t)), nest.let(head), nest.let(add(scale(t, self.paged.shared), i))
+            row = add(self.base, scale(t, self.paged.shared), i)
+            yield nest.let(add(self.token, t)), nest.let(head), nest.let(row)
 
     def load_queries(self) -> tuple[str | paged_int8.Queries, str]:
         """Scaled queries, [row, depth], or rounded ones, and their positions."""
@@ -221,17 +277,25 @@ class Block:
         return nest.clamp(_index(nest, op, 3, row, page), tensor(op.operands[1]).sizes[0] - 1)
 
     def find_next(self, page: Expr, first: Expr, pages: Expr) -> tuple[Expr, Expr]:
-        """(page, group) to prefetch: the next page; after the last one the first page of what a core takes next, which
-        is the next group of keys or, where sequences have one query each, the next sequence."""
+        """(page, group) to prefetch: the next group of keys of the block, or its first one in the next page; after the
+        last page the first page of what a core takes next, which is the next group of keys or, where sequences have one
+        query each, the next sequence."""
         nest, paged = self.nest, self.paged
         is_last = nest.apply("EQ", nest.let(add(page, 1)), pages, dtype=i1)
         is_over = nest.apply("EQ", self.group, Number(paged.groups - 1), dtype=i1)
         other = nest.apply("select", is_over, Number(0), nest.let(add(self.group, 1)), dtype=i64)
+        following = nest.apply("select", is_last, first, nest.let(add(page, 1)), dtype=i64)
+        if self.is_merged:
+            is_end = nest.apply("EQ", nest.let(add(self.number, 1)), self.groups, dtype=i1)
+            following = nest.apply("select", is_end, following, page, dtype=i64)
+            is_last = nest.apply("and", is_last, is_end, dtype=i1)
+            group = nest.apply("select", is_end, self.first_group, nest.let(add(self.group, 1)), dtype=i64)
+            group = nest.apply("select", is_last, other, group, dtype=i64)
+        else:
+            group = nest.apply("select", is_last, other, self.group, dtype=i64)
         token = nest.apply("minimum", nest.let(add(self.token, 1)), Amount(paged.count - 1))
         turned = nest.apply("and", is_last, is_over, dtype=i1)
         sequence = nest.apply("select", turned, _index(nest, paged.op, 4, token), self.sequence, dtype=i64)
-        following = nest.apply("select", is_last, first, nest.let(add(page, 1)), dtype=i64)
-        group = nest.apply("select", is_last, other, self.group, dtype=i64)
         return self.find_page(sequence, following), group
 
     def multiply_keys(
@@ -243,7 +307,8 @@ class Block:
             return
         nest, paged, value = self.nest, self.paged, self.paged.op.operands[1]
         depth = Number(paged.depth)
-        left = Slice(Place(queries, Number(0)), (self.used, Number(1), depth), (depth, Number(0), Number(1)))
+        first = scale(self.base, paged.depth)
+        left = Slice(Place(queries, first), (self.used, Number(1), depth), (depth, Number(0), Number(1)))
         opened = None if self.is_direct(1) else self.open_page(1, page, Amount(paged.depth))
         for start, columns in paged.panels(paged.page):
             if opened is None:
@@ -275,7 +340,7 @@ class Block:
                     place, step = Place(opened, Number(first * pitch + start)), Number(pitch)
                 right = Slice(place, (extent, Number(columns)), (step, Number(1)))
                 later = self.later(2, after, first * paged.values + keys * start)
-                self.multiply(result, start, left, right, self.form(2), True, later)
+                self.multiply(result, start, left, right, self.form(2), True, later, self.base)
 
     def later(self, operand: int, after: tuple[Expr, Expr], first: int) -> Place | None:
         """The next page comes out of memory while this one is computed: no processor foresees where it is."""
@@ -286,10 +351,18 @@ class Block:
         return begin.replace(index=add(begin.index, first))
 
     def multiply(
-        self, tile: str, start: int, left: Slice, right: Slice, form: Form, accumulate: bool, later: Place | None
+        self,
+        tile: str,
+        start: int,
+        left: Slice,
+        right: Slice,
+        form: Form,
+        accumulate: bool,
+        later: Place | None,
+        row: Expr = Number(0),  # noqa: B008 - it is frozen
     ) -> None:
         width, columns = Number(self.paged.width), right.sizes[1]
-        place = Place(tile, Number(start * ROWS))
+        place = Place(tile, add(scale(row, self.paged.width), start * ROWS))
         sums = Slice(place, (self.used, columns), (width, Number(1)))
         self.nest.emit(Mma(sums, left, right, form, accumulate=Number(int(accumulate)), prefetch=later))
 
@@ -344,19 +417,19 @@ class Block:
         """Online softmax, row by row: scores become weights; the result so far is rescaled."""
         nest, paged = self.nest, self.paged
         with nest.loop(self.used, "ordered") as i:
-            chunks = [place for place, _ in self.chunks(i)]
+            chunks, row = [place for place, _ in self.chunks(i)], nest.let(add(self.base, i))
             part = self.array("part", paged.lanes)
             with nest.loop(paged.lanes, "lane") as lane:
                 most = nest.read(scores, add(chunks[0], lane), f32)
                 for chunk in chunks[1:]:
                     most = self.greater(nest.read(scores, add(chunk, lane), f32), most)
                 nest.write(part, lane, most)
-            before = nest.read(best, i, f32)
+            before = nest.read(best, row, f32)
             top = self.greater(self.combine(part, Number(0), self.greater), before)
             none = nest.apply("EQ", top, Number(-inf, f32), dtype=i1)
             safe = nest.apply("select", none, Number(0.0, f32), top, dtype=f32)
             factor = nest.apply("weight", nest.apply("subtract", before, safe))
-            nest.write(best, i, top)
+            nest.write(best, row, top)
             with nest.loop(paged.lanes, "lane") as lane:
                 sums: Expr = Number(0.0, f32)
                 for chunk in chunks:
@@ -364,13 +437,13 @@ class Block:
                     weight = nest.apply("weight", nest.apply("subtract", nest.read(scores, place, f32), safe))
                     nest.write(scores, place, weight)
                     sums = nest.apply("add", sums, weight)
-                mine = add(scale(i, paged.lanes), lane)
+                mine = add(scale(row, paged.lanes), lane)
                 scaled = nest.apply("multiply", nest.read(total, mine, f32), factor)
                 nest.write(total, mine, nest.apply("add", scaled, sums))
             with nest.guard(nest.apply("NE", factor, Number(1.0, f32), dtype=i1)):
                 for start, columns in paged.panels(paged.values):
                     with nest.loop(columns, "lane") as e:
-                        place = add(scale(i, paged.width), e, start * ROWS)
+                        place = add(scale(row, paged.width), e, start * ROWS)
                         nest.write(result, place, nest.apply("multiply", nest.read(result, place, f32), factor))
 
     def chunks(self, row: Expr) -> list[tuple[Expr, int]]:

@@ -27,8 +27,8 @@ ROUNDING = 2.0**23  # added to a float that is less, it leaves the nearest integ
 
 
 class Queries(Frozen):
-    """Rounded queries [row, depth] with a row of offsets after the last one; bytes of weights [row, position]; the
-    scale of each row; products."""
+    """Rounded queries [row, depth], with a row of offsets after those of each head of keys; bytes of weights [row,
+    position]; the scale of each row; products."""
 
     codes: str
     weights: str
@@ -42,7 +42,7 @@ def round_queries(block: Block) -> Queries:
     rows = 2 * paged.block_rows
     sums = max(len(paged.panels(size)) for size in (paged.page, paged.values)) * rows * paged.width
     queries = Queries(
-        block.array("code", (paged.block_rows + 1) * paged.depth, ui8),
+        block.array("code", (paged.block_rows + paged.groups) * paged.depth, ui8),
         block.array("weight", rows * paged.page, ui8),
         block.array("step", paged.block_rows),
         block.array("dot", sums, i32),
@@ -62,9 +62,11 @@ def round_queries(block: Block) -> Queries:
         with nest.loop(paged.depth, "lane") as d:
             rounded = nest.apply("round_nearest_even", nest.apply("multiply", element(d), factor))
             code = nest.apply("add", nest.convert(rounded, i32), Number(OFFSET, i32))
-            nest.write(queries.codes, add(scale(row, paged.depth), d), nest.convert(code, ui8))
-    with nest.loop(paged.depth, "lane") as d:
-        nest.write(queries.codes, add(scale(block.used, paged.depth), d), Number(OFFSET, ui8))
+            place = add(scale(row, paged.depth), scale(block.number, paged.depth), d)
+            nest.write(queries.codes, place, nest.convert(code, ui8))
+    with block.each_group(), nest.loop(paged.depth, "lane") as d:
+        last = add(block.base, block.number, block.used)
+        nest.write(queries.codes, add(scale(last, paged.depth), d), Number(OFFSET, ui8))
     return queries
 
 
@@ -80,11 +82,12 @@ def _step(block: Block, peak: Expr, most: float) -> tuple[Expr, Expr]:
 def multiply_keys(block: Block, scores: str, queries: Queries, page: Expr, after: tuple[Expr, Expr]) -> None:
     """Scores of all keys of a page."""
     nest, paged = block.nest, block.paged
-    left, rows = Place(queries.codes, Number(0)), nest.let(add(block.used, 1))
+    first = scale(add(block.base, block.number), paged.depth)
+    left, rows = Place(queries.codes, first), nest.let(add(block.used, 1))
     _multiply(block, queries, 1, (left, rows, Number(paged.depth), paged.depth), page, after)
     for start, columns in paged.panels(paged.page):
         with nest.loop(block.used, "ordered") as i:
-            step = nest.read(queries.scales, i, f32)
+            step = nest.read(queries.scales, nest.let(add(block.base, i)), f32)
             with nest.loop(columns, "lane") as j:
                 dot, offset = (_dot(block, queries, row, start, j) for row in (i, block.used))
                 exact = nest.convert(nest.apply("subtract", dot, offset), f32)
@@ -122,7 +125,7 @@ def multiply_values(
                 high, low = (_dot(block, queries, row, start, e) for row in (i, low_row))
                 exact = nest.apply("add", nest.apply("multiply", high, Number(BYTE, i32)), low)
                 term = nest.apply("multiply", nest.convert(exact, f32), step)
-                place = add(scale(i, paged.width), e, start * paged.block_rows)
+                place = add(scale(block.base, paged.width), scale(i, paged.width), e, start * paged.block_rows)
                 nest.write(result, place, nest.apply("add", nest.read(result, place, f32), term))
 
 

@@ -88,7 +88,7 @@ class KernelPrinter(Printer):
                 return self.plain(stmt, depth)
             case Tile(name, dtype, count):
                 self.arrays[name] = math.register(dtype)
-                return [f"{pad}{math.register(dtype)} {name}[{count}];"]
+                return [f"{pad}_Alignas(64) {math.register(dtype)} {name}[{count}];"]
             case Transpose(target, source):
                 rows, columns = (size.value for size in source.sizes if isinstance(size, Number))
                 return [f"{pad}smelt_transpose({source.place.array}, {rows}, {columns}, {target.place.array});"]

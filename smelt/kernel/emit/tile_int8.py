@@ -193,22 +193,26 @@ def _family(form: PackedForm, shape: TileShape, vectors: int) -> str:
     most = min(MAX_TILE_ROWS, shape.rows * shape.columns // (shape.lanes * vectors))
     lines = max(1, shape.columns * k_pack * PREFETCH_STEPS // line)
     prefetch = f"b + taps * all * b_stride + part % lines * each * (taps * all / {PREFETCH_STEPS}) * {line}"
-    later = max(1, vectors * shape.lanes * k_pack * PREFETCH_STEPS // line)
-    later += later // 8  # what follows in a page of keys
+    later = max(1, vectors * shape.lanes * k_pack // line)
+    later += later > 1  # what follows in a page of keys
     text = [
         *(_rows_text(form, f"{name}_{rows}", rows, shape, vectors) for rows in range(1, most + 1)),
         f"static void {name}(i64 rows, {_signature(form)}, {_prefetch_parameters(form)}) {{",
         f"  const i64 lines = {lines}, all = (count + {k_pack - 1}) / {k_pack};  /* per {PREFETCH_STEPS} words */",
         f"  i64 each = later ? {later} : parts <= 1 && rows <= {STREAMED_ROWS} ? 0"
         " : parts < lines ? (lines + parts - 1) / (parts + !parts) : 1;",
+        f"  i64 span = later ? 1 : {PREFETCH_STEPS};  /* processors drop prefetches if too many wait */",
         f"  const {form.right} *prefetch = later ? later : {prefetch};",
         "  for (i64 part_rows; rows > 0;"
         f" rows -= part_rows, a += part_rows * a_row_stride, tile += part_rows * {shape.columns}) {{",
         f"    const i64 tiles = (rows + {most - 1}) / {most};",
         "    switch (part_rows = (rows + tiles - 1) / tiles) {",
-        *(f"      case {rows}: {name}_{rows}({ARGUMENTS}, prefetch, each); break;" for rows in range(1, most + 1)),
+        *(
+            f"      case {rows}: {name}_{rows}({ARGUMENTS}, prefetch, each, span); break;"
+            for rows in range(1, most + 1)
+        ),
         "    }",
-        "    if (later) each = 0;  /* the first tile's steps have prefetched all */",
+        f"    if (later) each = 0, span = {PREFETCH_STEPS};  /* the first tile's steps have prefetched all */",
         "  }",
         "}",
     ]
@@ -216,7 +220,7 @@ def _family(form: PackedForm, shape: TileShape, vectors: int) -> str:
 
 
 def _rows_text(form: PackedForm, name: str, rows: int, shape: TileShape, vectors: int) -> str:
-    """One prefetch per `PREFETCH_STEPS` words; a partial last word is copied."""
+    """`each` prefetches per `span` words; a partial last word is copied."""
     prefix, k_pack, totals = form.name, form.k_pack, form.totals
     names = [[f"c{i}_{j}" for j in range(vectors)] for i in range(rows)]
     firsts = range(0, rows, 3)
@@ -235,7 +239,7 @@ def _rows_text(form: PackedForm, name: str, rows: int, shape: TileShape, vectors
         (f"tile + {shape.columns * i + shape.lanes * j}", names[i][j]) for i in range(rows) for j in range(vectors)
     ]
     lines = [
-        f"static void {name}({_signature(form)}, i64 accumulate, const {form.right} *prefetch, i64 each) {{",
+        f"static void {name}({_signature(form)}, i64 accumulate, const {form.right} *prefetch, i64 each, i64 span) {{",
         f"  {totals} " + ", ".join(f"{each} = {{0}}" for row in names for each in row) + ";",
         f"  const i64 rest = count % {k_pack};",
         f"  ui32 last[{rows}];",
@@ -247,10 +251,10 @@ def _rows_text(form: PackedForm, name: str, rows: int, shape: TileShape, vectors
         f"    from = (const {form.left} *)last, row = {k_pack}, all = 1;",
         "  }",
         *(f"  const {form.left} *a{i} = from + {i} * row;" for i in firsts),
-        f"  for (i64 k = 0; k < all; k += {PREFETCH_STEPS}) {{",
+        "  for (i64 k = 0; k < all; k += span) {",
         f"  SMELT_NO_UNROLL for (i64 l = 0; l < each; l++, prefetch += {LINE * k_pack // 4}) "
         "__builtin_prefetch(prefetch, 0, 2);",
-        f"  const i64 steps = all - k < {PREFETCH_STEPS} ? all - k : {PREFETCH_STEPS};",
+        "  const i64 steps = all - k < span ? all - k : span;",
         "  SMELT_NO_UNROLL for (i64 s = 0; s < steps; s++) {",
         *step,
         "    b += b_stride; " + " ".join(f"a{i} += {k_pack};" for i in firsts),

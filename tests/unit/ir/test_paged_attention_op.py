@@ -25,6 +25,7 @@ from smelt.kernel.loops import parallelise
 from smelt.kernel.loops.grammar import Amount, For
 from smelt.kernel.plan.plan import Launch, walk
 from smelt.shape import Shape
+from smelt.size import evaluate, symbols
 from smelt.target import tile_shape
 
 # heads, groups, depth, values, page, window, softcap, sinks, element type of the pages
@@ -154,7 +155,11 @@ def test_heads_of_one_sequence_are_on_several_cores() -> None:
     assert loop.chunks.polls
     assert isinstance(loop.extent, Amount)
     queries, keys = (program(case).main.args[i].shape.sizes for i in (0, 1))
-    assert loop.extent.size == queries[0] * keys[1]
+    (name,) = symbols(queries[0])
+    groups = keys[1]
+    assert isinstance(groups, int)
+    counts = {count: evaluate(loop.extent.size, {name: count}) for count in (1, 8, 64, 65, 512)}
+    assert counts == {1: groups, 8: 8, 64: 64, 65: 65 * groups, 512: 512 * groups}  # a few sequences: whole pages
 
 
 @pytest.mark.parametrize(

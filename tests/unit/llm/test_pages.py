@@ -280,6 +280,28 @@ def test_alternatives_wait_for_the_prompt() -> None:
     assert second.cached == 2 * PAGE
 
 
+@pytest.mark.parametrize("block", [1, 3000, 1 << 24])
+def test_arrays_grow_some_layers_at_a_time_and_keep_their_content(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("smelt.llm.cache.BLOCK", block)
+    config = Config("toy", (Layer(None),) * 5, 1, 1, 1, 1, 1, 1000, 1000, 1e-5, "silu", 1.0)
+    pool = Pool(config, lambda array: array, 40)
+    pool.pages.free(written(pool.pages, list(range(8 * PAGE))))
+    arrays = pool.take()
+    for i, pair in enumerate(arrays):
+        for array in pair:
+            array[:] = np.arange(array.size).reshape(array.shape) + i
+    before = [np.array(array) for pair in arrays for array in pair]
+    pool.give(arrays)
+    pool.pages.free(written(pool.pages, list(range(7, 7 + 20 * PAGE))))
+    after = [array for pair in pool.take() for array in pair]
+    assert len(after) == len(before) == 10
+    for old, new in zip(before, after, strict=True):
+        assert len(new) > len(old)
+        assert np.array_equal(new[: len(old)], old)
+        assert not new[len(old) :].any()
+        assert new.flags.c_contiguous
+
+
 def test_of_a_prompt_cache_that_is_larger_than_the_pool_the_beginning_stays(tmp_path: Path) -> None:
     config = Config("toy", (Layer(None),), 1, 1, 1, 1, 1, 1000, 1000, 1e-5, "silu", 1.0)
     tokens = [i % 997 for i in range(10 * PAGE + 3)]
