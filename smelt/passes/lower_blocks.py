@@ -9,10 +9,13 @@ in an unblocked matrix is looked up in the bytes. So weights stay as small as in
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from itertools import accumulate, pairwise
+
 from smelt.dim import product
 from smelt.dtype import DType, bf16, f32, i32
 from smelt.ir.attributes import GatherDims
-from smelt.ir.block_layout import Layout, can_pack
+from smelt.ir.block_layout import COLUMNS, Layout, can_pack
 from smelt.ir.block_ops import BuildOps, dot_decomposition, grouped_dot_decomposition
 from smelt.ir.block_pack import pack, take_columns
 from smelt.ir.blocks import BLOCKS, Block, elements
@@ -22,9 +25,11 @@ from smelt.ir.core import Func, Op, Program, Value
 from smelt.ir.ops.linear import grouped_axes
 from smelt.ir.rewrite import Edit
 from smelt.ir.structure import fingerprint
+from smelt.passes.crop import crop
 from smelt.passes.round_products import is_f32_product, round_product
 from smelt.shape import Shape
 
+NARROW = 1024  # columns
 COMPOSITES = frozenset({"smelt.unblock", "smelt.block_dot", "smelt.block_ragged_dot"})  # that `lower_blocks` knows
 
 
@@ -188,6 +193,38 @@ def _packed_dot(edit: Edit, op: Op, packed: dict[Value, tuple[Layout, Value]]) -
     result = Shape.of(f32, (1, *op.result.shape.sizes))
     made = b.op("smelt.grouped_block_dot", *rounded, panels, *sizes, format=layout.row.name, result=result).result
     return _reshape(b, made, op.result.shape)
+
+
+def merge_block_dots(edit: Edit) -> int:
+    """Products of the same rows by few columns each become one; a sum has the same terms in the same order. Called
+    after equal roundings were merged."""
+    order = {op: i for i, op in enumerate(edit.ops())}
+    groups: dict[Hashable, list[Op]] = {}
+    for op in order:
+        if op.name == "smelt.packed_block_dot" and _is_narrow(op):
+            *rows, panels = edit.operands(op)
+            maker, ops = edit.maker(panels), groups.setdefault((*rows, op.attrs["format"]), [])
+            if maker is not None and order[maker] < order[(*ops, op)[0]]:
+                ops.append(op)
+    several = [ops for ops in groups.values() if len(ops) > 1]
+    for ops in several:
+        first, b = ops[0], edit.before(ops[0])
+        *rows, _ = edit.operands(first)
+        panels = b.concatenate(*(edit.operands(op)[-1] for op in ops), dimension=1)
+        ends = [0, *accumulate(size for op in ops if isinstance(size := op.result.shape.sizes[2], int))]
+        shape = Shape.of(f32, (*first.result.shape.sizes[:2], ends[-1]))
+        whole = b.op("smelt.packed_block_dot", *rows, panels, format=first.attrs["format"], result=shape).result
+        parts = [crop(b, whole, {2: part}) for part in pairwise(ends)]
+        for op, part in zip(ops, parts, strict=True):
+            edit.replace(op.result, part)
+            edit.erase(op)
+    return sum(len(ops) - 1 for ops in several)
+
+
+def _is_narrow(op: Op) -> bool:
+    """Whether a product has so few columns, in whole panels of one matrix, that starting cores for it costs much."""
+    panels, columns = op.operands[-1].shape.sizes, op.result.shape.sizes[2]
+    return panels[0] == 1 and isinstance(columns, int) and columns % COLUMNS == 0 and columns <= NARROW
 
 
 def _lookup(edit: Edit, op: Op, packed: dict[Value, tuple[Layout, Value]]) -> Value | None:

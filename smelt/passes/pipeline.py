@@ -29,7 +29,7 @@ from smelt.passes.inline import inline
 from smelt.passes.join_processes import join_processes
 from smelt.passes.lower import lower
 from smelt.passes.lower_bf16 import bf16_rules
-from smelt.passes.lower_blocks import lower_blocks
+from smelt.passes.lower_blocks import lower_blocks, merge_block_dots
 from smelt.passes.lower_custom_calls import lower_custom_calls
 from smelt.passes.lower_int8 import QUANTISING, SPREADING, int8_rules
 from smelt.passes.lower_quantised_types import lower_quantised_types
@@ -133,7 +133,8 @@ def passes(
 
     def blocks(edit: Edit) -> int:
         count = lower_blocks(edit, grouped=not simt)  # a GPU multiplies ragged groups by decoded weights
-        return count + common_subexpressions(edit) if count else 0  # products of the same rows round them once
+        count += common_subexpressions(edit) if count else 0  # products of the same rows round them once
+        return count + (merge_block_dots(edit) if count and not simt else 0)
 
     def join(program: Program) -> Program:
         return join_processes(program, composites)

@@ -111,7 +111,9 @@ def build_blocks(nest: Nest, op: Op, output: Output, here: Size, splits: Size | 
     paged = Paged.of(op)
     splits = paged.groups if splits is None else splits
     with nest.loops((paged.count * here, paged.parts, splits)) as (token, part, split):
-        group, groups, together = split, Number(1), Number(paged.together)
+        group: Expr = split
+        groups: Expr = Number(1)
+        together: Expr = Number(paged.together)
         inside = nest.let(Remainder(token, paged.together))
         if splits != paged.groups:
             group, groups = chunk_bounds(nest, split, paged.groups, splits)

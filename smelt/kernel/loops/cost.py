@@ -51,7 +51,7 @@ def count_work(statements: Sequence[Stmt]) -> Size:
             case Attend(keys=keys, depth=depth, values=values):
                 total = total + 128 * (keys.size if isinstance(keys, Amount) else 1024) * (depth + values)
             case BlockMma(panel=Slice(_, (Amount(count), _)), format=format):
-                total = total + 4 * count * BLOCKS[format].length
+                total = total + 16 * count * BLOCKS[format].length  # of some rows
             case If(_, then, otherwise):
                 total = total + count_work(then) + count_work(otherwise)
             case Let() | Store() | Set():

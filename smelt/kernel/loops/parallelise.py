@@ -43,13 +43,20 @@ from smelt.kernel.loops.grammar import (
     walk_statements,
 )
 
-ELEMENTS_PER_CORE = 32768  # fewer elements are not worth another core
+ELEMENTS_PER_CORE = 32768  # fewer elements are not worth another core;
+ELEMENTS_OF_MAP = 65536  # of loops without a micro-kernel, which take less time each than bringing them there
+TINY, LANES = 4, 16  # iterations of an innermost loop that is unrolled, so that the one around it is vectorised
 ELEMENTS_PER_STOP_CHECK = 4096  # iterations that touch more check for cancellation
 
 
-def parallelise(statements: Sequence[Stmt]) -> tuple[Stmt, ...]:
-    """The statements of a kernel with outer loops on cores and leaf loops on lanes."""
-    placed = (_on_cores(each) if isinstance(each, For) and each.level == "serial" else each for each in statements)
+def parallelise(statements: Sequence[Stmt], *, unrolls: bool = True) -> tuple[Stmt, ...]:
+    """The statements of a kernel with outer loops on cores and leaf loops on lanes. `unrolls`: a tiny loop is not the
+    one on lanes."""
+
+    def place(each: Stmt) -> Stmt:
+        return _on_cores(each, unrolls) if isinstance(each, For) and each.level == "serial" else each
+
+    placed = map(place, statements)
     return tuple(_annotate(_on_lanes(each)) for each in placed)
 
 
@@ -70,16 +77,22 @@ def _only_stores(statements: Sequence[Stmt]) -> bool:
     return simple and not into_tiles and any(isinstance(each, Store) for each in statements)
 
 
-def _on_cores(loop: For) -> For:
+def _on_cores(loop: For, unrolls: bool) -> For:
     chain = [merge_loops(loop)]
     between: list[Stmt] = []  # names between the loops: repeated inside
     while (inner := _only_loop(chain[-1])) is not None:
         between += [each for each in chain[-1].body if each is not inner]
         chain.append(inner)
     last = chain[-1]
-    if len(chain) > 1 and _is_leaf(last.body):
+    body: tuple[Stmt, ...]
+    if unrolls and len(chain) > 2 and _is_tiny(last) and (_static(chain[-2].extent) or 0) >= LANES:
+        inner, last = chain.pop(), chain.pop()
+        names = last.body[:-1]
+        between = between[: len(between) - len(names)]
+        body = (*between, last.replace(body=(*names, inner.replace(level="ordered")), level="lane"))
+    elif len(chain) > 1 and _is_leaf(last.body):
         chain.pop()
-        body: tuple[Stmt, ...] = (*between, last.replace(level="lane"))
+        body = (*between, last.replace(level="lane"))
     else:
         body = (*between, *last.body)
     if len(chain) == 1:
@@ -105,7 +118,8 @@ def _on_core(var: Var, extent: Expr, names: Sequence[Stmt], body: tuple[Stmt, ..
     work = count_work(body)
     leaf = _is_leaf(body)
     polls = not leaf and not (isinstance(work, int) and work < ELEMENTS_PER_STOP_CHECK)
-    chunks = Chunks(work, ELEMENTS_PER_CORE, polls)
+    has_tiles = any(isinstance(each, Mma | BlockMma) for each in walk_statements(body))
+    chunks = Chunks(work, ELEMENTS_PER_CORE if has_tiles else ELEMENTS_OF_MAP, polls)
     return For(var, extent, (*names, *body), "core", chunks, "any" if leaf else "none")
 
 
@@ -113,6 +127,10 @@ def _is_leaf(statements: Sequence[Stmt]) -> bool:
     """Whether iterations may be vectorised: no loop or micro-kernel is inside, and no tile, which all would share."""
     inner = For | While | Fold | Mma | BlockMma | Attend | Tile
     return not any(isinstance(each, inner) for each in walk_statements(statements))
+
+
+def _is_tiny(loop: For) -> bool:
+    return _is_leaf(loop.body) and (_static(loop.extent) or 0) in range(2, TINY + 1)
 
 
 def _only_loop(loop: For) -> For | None:

@@ -462,7 +462,9 @@ class _Fusion:
 
     def _launch(self, nest: Nest, kind: str, first: Sequence[Op], writes: Sequence[int]) -> Launch:
         empty = all(self.buffers[i].shape.count == 0 for i in writes)
-        body = () if empty else parallelise(nest.scope.statements)  # operands of an empty result may not exist
+        unrolls = self.target.kind == "cpu"
+        # Operands of an empty result may not exist.
+        body = () if empty else parallelise(nest.scope.statements, unrolls=unrolls)
         covered = tuple(dict.fromkeys([*first, *nest.covered]))
         names = tuple(dict.fromkeys(op.name for op in covered))
         kernel = Kernel(kind, body, len(nest.buffers), names, tuple(nest.chosen.items()))

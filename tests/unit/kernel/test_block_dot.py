@@ -152,6 +152,34 @@ def test_a_row_is_the_same_in_any_batch_on_any_threads(format: str, seed: int) -
         runtime().set_threads(before)
 
 
+def test_products_of_the_same_rows_by_few_columns_are_one(seed: int) -> None:
+    """Whole panels of up to 1024 columns are merged, in one format each; the bits stay."""
+    random, depth, rows = np.random.default_rng(seed), 192, symbol("R")
+    columns = [("q4_0", 48), ("q4_0", 16), ("q4_1", 32), ("q4_0", 21), ("q4_0", 1040), ("q4_1", 64), ("q4_0", 32)]
+    stored = [Shape.of(ui8, (count, depth // 32, BLOCKS[name].bytes)) for name, count in columns]
+    sketch = Sketch(Shape.of(f32, (rows, depth)), *stored)
+    x, *ws = sketch.f.args
+    results = [
+        sketch.f.dot_general(
+            x,
+            sketch.unblock(BLOCKS[name], w),
+            dot_dimension_numbers=DotDims((), (), (1,), (1,)),
+            result=Shape.of(f32, (rows, count)),
+        )
+        for (name, count), w in zip(columns, ws, strict=True)
+    ]
+    program = round_activations(sketch.program(*results))
+    lowered = lower(program, target_of("native"))
+    assert names(lowered).count("smelt.packed_block_dot") == 4
+    made = NativeEngine().compile(program)
+    weights = [
+        random_weights(BLOCKS[name], count, depth // 32, seed=seed + i) for i, (name, count) in enumerate(columns)
+    ]
+    given = [random.standard_normal((11, depth), np.float32), *weights]
+    for got, want in zip(made(*given), run(program, given), strict=True):
+        same_bits(got, want)
+
+
 def lookups(dims: GatherDims, sizes: tuple[int, ...], row: Block, tied: bool) -> Program:
     """Rows of an unblocked matrix at some places; `tied`: and products by the same matrix."""
     count, blocks = 37, 2

@@ -94,7 +94,7 @@ PANELS = BlockMma(ACC, Q, SCALE, TOTAL, PANEL, "q4_0")
         ([mma(Amount(2), Amount(3), Amount(5))], 16 * 3 * 5),
         ([mma(Amount(2), INDEX, Amount(5))], 16 * 5),
         ([mma(Amount(2), Amount(3), INDEX)], 16 * 128 * 3),
-        ([PANELS], 4 * 5 * BLOCKS["q4_0"].length),
+        ([PANELS], 16 * 5 * BLOCKS["q4_0"].length),
         ([Transpose(tile(Number(6), Number(10)), tile(Number(10), Number(6)))], 15),
     ],
 )
