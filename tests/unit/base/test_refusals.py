@@ -161,3 +161,7 @@ def test_losses_of_other_ranks() -> None:
             ctc(logits, labels, two, two)
     with pytest.raises(TensorError, match="contrastive: vectors in one batch"):
         contrastive(three, three, 2)
+
+
+def test_the_package_lists_its_public_names() -> None:
+    assert dir(smelt) == sorted(smelt.__all__)

@@ -60,6 +60,9 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "padding of three": (
         lines(f"%0 = stablehlo.convolution(%x, %x) dim_numbers = [b, f]x[o, i]->[b, f], window = {{pad = [[1, 2, 3]]}}"
               f" : ({F}, {F}) -> {F}"), "unexpected padding", "[[low, high], …]"),
+    "padding that no machine has": (
+        lines(f"%0 = stablehlo.convolution(%x, %x) dim_numbers = [b, f]x[o, i]->[b, f],"
+              f" window = {{pad = [[{-(1 << 63)}, 0]]}} : ({F}, {F}) -> {F}"), "unexpected padding", "[[low, high], …]"),
     "a reduction that does not commute": (
         lines(f"%0 = stablehlo.reduce(%x init: %x) applies stablehlo.subtract across dimensions = [0] : ({F}, {F})"
               f" -> {F}"),
