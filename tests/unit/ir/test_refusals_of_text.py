@@ -62,7 +62,8 @@ WRONG: dict[str, tuple[str, str, str]] = {
               f" : ({F}, {F}) -> {F}"), "unexpected padding", "[[low, high], …]"),
     "padding that no machine has": (
         lines(f"%0 = stablehlo.convolution(%x, %x) dim_numbers = [b, f]x[o, i]->[b, f],"
-              f" window = {{pad = [[{-(1 << 63)}, 0]]}} : ({F}, {F}) -> {F}"), "unexpected padding", "[[low, high], …]"),
+              f" window = {{pad = [[{-(1 << 63)}, 0]]}} : ({F}, {F}) -> {F}"), "unexpected padding",
+        "[[low, high], …]"),
     "a reduction that does not commute": (
         lines(f"%0 = stablehlo.reduce(%x init: %x) applies stablehlo.subtract across dimensions = [0] : ({F}, {F})"
               f" -> {F}"),
