@@ -18,7 +18,7 @@ from smelt.ir.core import Program
 from smelt.ir.interpret import run
 from smelt.ir.rewrite import Edit
 from smelt.ir.text import print_program
-from smelt.passes.quantise import _is_non_negative, with_precision
+from smelt.passes.quantise import _is_non_negative, check_precision, with_precision
 from smelt.passes.split_prepare import WEIGHT
 from smelt.shape import Shape
 from smelt.weights import Weights
@@ -191,3 +191,17 @@ def test_values_that_are_known_not_to_be_negative(bound: list[float], wanted: bo
     assert [_is_non_negative(edit, value) for value in values] == [wanted] * len(values)
     assert [_is_non_negative(edit, value) for value in others] == [False] * len(others)
     assert _is_non_negative(edit, sure)
+
+
+@pytest.mark.parametrize(
+    ("precision", "message", "remedy"),
+    [("f16", "there is no f16 GEMM kernel", 'precision="bf16", "int8" or "f32"'), ("int4", "unknown precision", None)],
+)
+def test_a_precision_without_a_kernel_is_named(precision: str, message: str, remedy: str | None) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        check_precision(precision)
+    assert (caught.value.message, caught.value.got) == (message, precision)
+    assert caught.value.own_remedy == remedy
+    for known in ("f32", "bf16", "int8"):
+        assert known in str(caught.value.expected)
+        check_precision(known)
