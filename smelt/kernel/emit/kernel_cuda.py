@@ -80,7 +80,7 @@ AT_ONCE, MANY = 4, 1 << 20  # iterations of a thread together, where a map has m
 STAGED, STAGED_DYNAMIC = 16 << 10, 1024  # bytes of terms of a reduction in shared memory; terms, of a dynamic number,
 STAGED_BESIDE = 16 << 10  # beside at most this number of bytes
 SHORT_ROW = 1024  # elements of a row that a warp may hold in registers
-VECTORS, SHORT_VECTOR = 8, 16  # that a thread reads at once; statements of an element, so that their code is short
+VECTORS = ((8, 16), (20, 8), (48, 4))  # by the statements of an element, how many a thread reads at once: short code
 BATCHES, BATCH_CODE = (8, 4), 64  # iterations of a shared loop whose loads come first; the most statements of all
 
 
@@ -422,7 +422,7 @@ class StagePrinter(Printer):
         *names, last = loop.body
         if not (isinstance(last, For) and last.level == "vector" and all(isinstance(each, Let) for each in names)):
             return None
-        most = VECTORS if len(last.body) <= SHORT_VECTOR else 2
+        most = next((count for code, count in VECTORS if len(last.body) <= code), 2)
         turns = loop.var.extent // count if isinstance(loop.var.extent, int) else 1
         several = max(each for each in range(1, most + 1) if max(turns, 1) % each == 0)
         pad, var = "  " * depth, loop.var.name
