@@ -193,7 +193,9 @@ class Materialised:
                 self.forced.add(op.operands[0])
             elif _reads_several(op):
                 return True  # read by a reduction and after it
-        if not self.expands and _widens(op) and not any(use.reused for use in seen):
+        if not self.expands and _widens(op) and not any(base is op.result for base, _, _ in self.addressed):
+            if any(use.reused for use in seen):
+                self.forced.add(op.operands[0])  # read repeatedly, in the narrow type
             return False
         if len({root for use in seen for root in use.roots}) > 1:
             return True
