@@ -304,6 +304,7 @@ def test_the_largest_of_each_row_by_value_and_index() -> None:
     assert classify(rows, 2).tolist() == [["0.750000:1", "0.250000:2"], ["0.500000:0", "0.500000:1"]]
     assert classify(rows, 9).shape == (2, 3)
     assert classify(np.array([3, 250], np.uint8), 2).tolist() == ["250.000000:1", "3.000000:0"]
-    for wrong, count in ((rows, True), (rows, -1), (rows, "2"), (rows > 0, 1), (rows[0, 0], 1)):
+    wrong: list[tuple[Any, Any]] = [(rows, True), (rows, -1), (rows, "2"), (rows > 0, 1), (rows[0, 0], 1)]
+    for array, given in wrong:
         with pytest.raises(RequestError, match="classification does not fit"):
-            classify(wrong, count)
+            classify(array, given)
