@@ -19,7 +19,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -45,6 +45,8 @@ def weights_of(shapes: dict[str, tuple[int, ...]], row: Block | None = None) -> 
     from smelt.weights import Weights
 
     for seed, shape in enumerate(sorted({*shapes.values()})):
+        if shape in SEED_SHAPES:
+            continue
         is_blocks = row is not None and len(shape) == 3
         SEED_SHAPES[shape] = random_blocks(row, shape, seed) if row and is_blocks else _random(shape, seed)
     return Weights.of({name: HostBuffer.of(SEED_SHAPES[shape]) for name, shape in shapes.items()})
@@ -197,9 +199,18 @@ def run_overlap(sizes: Sizes, batch: int, first: int) -> dict[str, Any]:
     return run_step(sizes, batch, first)
 
 
-def run_twin(sizes: Sizes, batch: int, first: int) -> dict[str, Any]:
-    """`step` beside the twin in JAX."""
+def run_twins(sizes: Sizes, batches: Sequence[int], first: int) -> dict[str, Any]:
+    """`step` beside the twin in JAX, at several batch sizes: the twin's weights are made once."""
     cuda_twin.start_jax()
+    twins = cuda_twin.make_twins(sizes)
+    found = {}
+    for batch in batches:
+        found[str(batch)] = run_twin(twins, sizes, batch, first)
+        print(f"batch {batch}: {json.dumps(found[str(batch)])}", file=sys.stderr, flush=True)
+    return found
+
+
+def run_twin(twins: dict[str, Any], sizes: Sizes, batch: int, first: int) -> dict[str, Any]:
     stream, last = start_steps(sizes, batch, first), list[Any]()
 
     def ours(count: int) -> float:
@@ -210,14 +221,13 @@ def run_twin(sizes: Sizes, batch: int, first: int) -> dict[str, Any]:
         return (time.perf_counter() - start) / count
 
     ours(WARM)
-    return cuda_twin.compare(ours, sizes, batch, first)
+    return cuda_twin.compare(ours, twins, batch, first)
 
 
 RUN: dict[str, Callable[[Sizes, int, int], dict[str, Any]]] = {
     "step": run_step,
     "overlap": run_overlap,
     "engine": run_engine,
-    "twin": run_twin,
     **{format: partial(run_engine, format=format) for format in BLOCKS},
     **{f"{format}_products": partial(run_products, format=format) for format in BLOCKS},
 }
@@ -242,12 +252,14 @@ def main() -> int:
         register()
     if options.case:
         kind, layers, batch = options.case.split(":")
-        print(json.dumps(RUN[kind](replace(sizes, layers=int(layers)), int(batch), options.start)))
+        sizes, batches = replace(sizes, layers=int(layers)), [int(each) for each in batch.split(",")]
+        done = run_twins(sizes, batches, options.start) if kind == "twin" else RUN[kind](sizes, *batches, options.start)
+        print(json.dumps(done))
         return 0
     found: dict[str, Any] = {"command": sys.argv}
     for layers in options.layers.split(","):
         for kind in options.kinds.split(","):
-            for batch in options.batches.split(","):
+            for batch in [options.batches] if kind == "twin" else options.batches.split(","):
                 case = f"{kind}:{layers}:{batch}"
                 found[case] = run_case(case, options.seconds)
                 options.out.write_text(json.dumps(found, indent=1))

@@ -42,13 +42,16 @@ class Rounds:
         return (time.perf_counter() - start) / count
 
 
-def make_twins(sizes: Sizes, batch: int, first: int) -> dict[str, Rounds]:
-    """The twin with each layout of its weights, compiled."""
-    import jax
-
+def make_twins(sizes: Sizes) -> dict[str, Any]:
+    """The twin with each layout of its weights."""
     from bench.llm_gpu import RandomTwin
 
-    twins = {name: RandomTwin(sizes, name == "as_filed") for name in ("as_filed", "turned")}
+    return {name: RandomTwin(sizes, name == "as_filed") for name in ("as_filed", "turned")}
+
+
+def start_twins(twins: dict[str, Any], batch: int, first: int) -> dict[str, Rounds]:
+    """Their steps for a batch, compiled."""
+    import jax
 
     def compile_step(name: str) -> Rounds:
         twin = twins[name]
@@ -61,9 +64,9 @@ def make_twins(sizes: Sizes, batch: int, first: int) -> dict[str, Rounds]:
         return dict(zip(twins, pool.map(compile_step, twins), strict=True))
 
 
-def compare(ours: Callable[[int], float], sizes: Sizes, batch: int, first: int) -> dict[str, Any]:
+def compare(ours: Callable[[int], float], twins: dict[str, Any], batch: int, first: int) -> dict[str, Any]:
     """Milliseconds of a step of both, interleaved. `ours` runs some steps and gives the seconds of one."""
-    decoders = {"smelt": ours, **{name: each.run for name, each in make_twins(sizes, batch, first).items()}}
+    decoders = {"smelt": ours, **{name: each.run for name, each in start_twins(twins, batch, first).items()}}
     times: dict[str, list[float]] = {name: [] for name in decoders}
     for run in decoders.values():
         run(STEPS)
