@@ -260,8 +260,10 @@ class Graph(Emit):
 
     def _needs_sizes(self, error: SmeltError, inputs: list[Item | None]) -> bool:
         """Whether a node that cannot be read with dynamic dimensions may be read once they are fixed."""
-        shapes = [item.shape for item in inputs if isinstance(item, Tensor) and not item.shape.is_static]
-        if isinstance(error, StaticError | OperatorError) or not shapes or self.model.shapes:
+        tensors = [item for item in inputs if isinstance(item, Tensor)]
+        shapes = [item.shape for item in tensors if not item.shape.is_static]
+        wanted = any(item.is_symbolic for item in tensors)  # the sizes of a result, computed from dynamic dimensions
+        if isinstance(error, StaticError | OperatorError) or not (shapes or wanted) or self.model.shapes:
             return False
         if isinstance(error, ShapeError | VerifyError):  # a mistake, unless the error is about a dynamic dimension
             text = f"{error.expected} {error.got}"

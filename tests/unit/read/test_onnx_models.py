@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import smelt
 from smelt.errors import ParseError, ShapeError, UnsupportedError
 from smelt.ir.core import walk
 from smelt.ir.interpret import run
@@ -184,6 +185,9 @@ def test_shape_code(tmp_path: Path, what: str, batch: int, length: int):
         [node("Resize", "x none scales", "y", mode="nearest")],
         [node("Resize", "x none scales", "y", mode="linear", coordinate_transformation_mode="asymmetric")],
         [node("Resize", "x none shrink", "y", mode="linear", coordinate_transformation_mode="pytorch_half_pixel")],
+        [node("Resize", "x none enlarge", "y", mode="cubic")],
+        [node("Resize", "x none shrink", "y", mode="cubic", cubic_coeff_a=-0.5)],
+        [node("Shape", "x", "size"), node("Resize", "table none none size", "y", mode="cubic")],
         [node("DepthToSpace", "x", "y", blocksize=2, mode="CRD")],
         [node("LRN", "x", "y", size=3)],
     ],
@@ -193,9 +197,31 @@ def test_images_of_any_size(tmp_path: Path, nodes: Any, size: int):
     weights = {
         "w": floats(5, 4, 3, 3), "s": floats(4), "none": np.zeros(0, np.float32),
         "scales": np.array([1, 1, 2, 3], np.float32), "shrink": np.array([1, 1, 0.5, 0.5], np.float32),
+        "enlarge": np.array([1, 1, 1.5, 2], np.float32), "table": floats(2, 4, 5, 6),
     }  # fmt: skip
     path = save(tmp_path / "m.onnx", nodes, {"x": (F, ["B", 4, "H", "W"])}, ["y"], weights)
     agree(path, {"x": floats(2, 4, size, size + 1)})
+
+
+def test_what_needs_the_sizes_of_its_result_is_read_once_they_are_known(tmp_path: Path):
+    """The resized table itself has fixed sizes: only what it is resized to is dynamic, as for position embeddings."""
+    nodes = [
+        node("Shape", "x", "size"),
+        node("Resize", "table none none size", "y", mode="cubic", exclude_outside=1),
+    ]
+    weights = {"none": np.zeros(0, np.float32), "table": floats(2, 4, 5, 6)}
+    path = save(tmp_path / "m.onnx", nodes, {"x": (F, ["B", 4, "H", "W"])}, ["y"], weights)
+    proto = onnx.load(path)
+    proto.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", F, None))
+    onnx.save(proto, path)
+    with pytest.raises(StaticError, match="with a size that is not fixed") as caught:
+        read(path)
+    assert caught.value.sizes
+    model = smelt.load(path, engine="reference")
+    for size in (3, 8):
+        x = floats(2, 4, size, size + 1)
+        (want,) = onnx_oracle.session(path).run(None, {"x": x})
+        np.testing.assert_allclose(model(x=x)["y"], want, rtol=1e-5, atol=1e-5)
 
 
 def test_aligned_corners_of_a_size_that_is_rounded_down(tmp_path: Path):

@@ -293,8 +293,8 @@ def _filter(distance: Array, plan: Plan) -> Array:
 
 
 def _open_axis(g: Graph, x: Value, axis: int, size: Size, factor: float | None, plan: Plan) -> Value:
-    """Two taps whose places the program computes from the sizes."""
-    if plan.mode == "cubic" or plan.antialias or plan.exclude_outside or plan.coordinates not in (
+    """Taps, one, two or four, whose places the program computes from the sizes."""
+    if plan.antialias or plan.exclude_outside or plan.coordinates not in (
         "half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners",
     ):  # fmt: skip
         raise UnsupportedError(
@@ -321,11 +321,26 @@ def _open_axis(g: Graph, x: Value, axis: int, size: Size, factor: float | None, 
         return g.take(x, _clamp(g, picked, top), axis)
     base = g.unary("floor", at)
     ratio = g.binary("subtract", at, base)
-    parts = []
-    for place, weight in ((base, g.binary("subtract", g.like(1, ratio), ratio)), (g.plus(base, 1), ratio)):
+    total: Value | None = None
+    for tap in (0, 1) if plan.mode == "linear" else (-1, 0, 1, 2):
+        weight = _tap_weight(g, ratio, tap, plan)
         narrow = g.along(g.convert(weight, x.shape.element), x.shape.rank, axis)
-        parts.append(g.binary("multiply", g.take(x, _clamp(g, place, top), axis), narrow))
-    return g.binary("add", *parts)
+        part = g.binary("multiply", g.take(x, _clamp(g, g.plus(base, tap), top), axis), narrow)
+        total = part if total is None else g.binary("add", total, part)
+    assert total is not None
+    return total
+
+
+def _tap_weight(g: Graph, ratio: Value, tap: int, plan: Plan) -> Value:
+    """`_filter` of the distance between a tap and a place that is `ratio` behind the tap 0."""
+    if plan.mode == "linear":
+        return ratio if tap else g.binary("subtract", g.like(1, ratio), ratio)
+    d = g.unary("abs", g.binary("subtract", g.like(tap, ratio), ratio))
+    a = plan.cubic_a
+    near = tap in (0, 1)  # at most 1 away
+    third, second, first, rest = (a + 2, -(a + 3), 0.0, 1.0) if near else (a, -5 * a, 8 * a, -4 * a)
+    inner = g.plus(g.binary("multiply", g.plus(g.times(d, third), second), d), first)
+    return g.plus(g.binary("multiply", inner, d), rest)
 
 
 def _clamp(g: Graph, places: Value, top: Value) -> Value:
