@@ -151,10 +151,14 @@ class Emit:
 
     def keep_shape(self, x: Value, result: Value, what: str) -> Value:
         """A result of an input and parameters: they are broadcast to the input, never the input to them."""
-        pairs = zip(x.shape.sizes, result.shape.sizes, strict=False)
-        grown = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs)
-        if grown or x.shape.rank != result.shape.rank:
+        if x.shape.rank != result.shape.rank:
             raise ShapeError(f"{what}: a parameter does not fit the input", expected=x.shape, got=result.shape)
+        for size, found in zip(x.shape.sizes, result.shape.sizes, strict=True):
+            if isinstance(size, int) and isinstance(found, int) and size != found:
+                raise ShapeError(f"{what}: a parameter does not fit the input", expected=x.shape, got=result.shape)
+            if size != found:
+                a, b = self.size(size), self.size(found)
+                self.check(self.compare(a, b, "EQ"), f"{what}: a parameter of size {{1}} does not fit {{0}}", a, b)
         return result
 
     def along(self, vector: Value, rank: int, axis: int) -> Value:

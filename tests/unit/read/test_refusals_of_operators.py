@@ -81,8 +81,6 @@ INDICES = [
         num_groups=1),
     row(ShapeError, "LayerNormalization: a parameter does not fit", "LayerNormalization", "f32[2,1]", FOUR),
     row(ShapeError, "RMSNormalization: a parameter does not fit", "RMSNormalization", "f32[2,1]", FOUR, version=23),
-    row(ShapeError, "PRelu: a parameter does not fit", "PRelu", "f32[2,1]", FOUR),
-    row(ShapeError, "PRelu: a parameter does not fit", "PRelu", "f32[4]", np.ones((1, 4), np.float32)),
     row(UnsupportedError, "NonZero of a scalar", "NonZero", "f32[]"),
     row(ShapeError, "Compress: condition must be a vector", "Compress", "f32[2]", "bool[2,1]"),
     row(UnsupportedError, "Unique over slices of this size", "Unique", "f32[2,257]", axis=0),

@@ -405,9 +405,7 @@ def leaky_relu(g: Graph, X: Value, *, alpha: float = 0.01, consumed_inputs: tupl
 
 @onnx_op("PRelu", since=7)
 def prelu(g: Graph, X: Value, slope: Value) -> Value:
-    own = X
     X, slope = g.together(X, slope)
-    g.keep_shape(own, X, "PRelu")
     return g.select(g.compare(X, g.like(0, X), "LT"), g.binary("multiply", X, slope), X)
 
 
