@@ -188,7 +188,7 @@ struct Product {
   float *d;
   int columns;
   unsigned long long a, b;
-  bool replaces, in_registers;
+  bool replaces, in_registers, across;
   unsigned left[4];
   float (*element)(unsigned, int) = bf16;
 };
@@ -200,15 +200,15 @@ template <int COUNT> static void smelt_wgmma(float (&d)[COUNT], unsigned long lo
   products[current].push_back({d, 2 * COUNT, a, b});
 }
 template <int COUNT> static void smelt_wgmma_f16(float (&d)[COUNT], unsigned long long a, unsigned long long b) {
-  products[current].push_back({d, 2 * COUNT, a, b, false, false, {}, f16});
+  products[current].push_back({d, 2 * COUNT, a, b, false, false, false, {}, f16});
 }
-template <int COUNT> static void smelt_wgmma_scores(
+template <int ADJACENT, int COUNT> static void smelt_wgmma_scores(
     float (&d)[COUNT], unsigned long long a, unsigned long long b, int more) {
-  products[current].push_back({d, 2 * COUNT, a, b, !more});
+  products[current].push_back({d, 2 * COUNT, a, b, !more, false, ADJACENT});
 }
 template <int COUNT> static void smelt_wgmma_values(
     float (&d)[COUNT], const unsigned *a, unsigned long long b, int more) {
-  products[current].push_back({d, 2 * COUNT, 0, b, !more, true, {a[0], a[1], a[2], a[3]}});
+  products[current].push_back({d, 2 * COUNT, 0, b, !more, true, true, {a[0], a[1], a[2], a[3]}});
 }
 template <int COUNT> static void smelt_wgmma_done(float (&)[COUNT]) {}
 template <int N> static void smelt_registers_up() {}
@@ -232,7 +232,7 @@ template <int N> static void smelt_wgmma_wait() {
           const unsigned *words = products[current / WARP * WARP + inside % 8 * 4 + k % 8 / 2][p].left;
           const float x = all[p].in_registers ? bf16(words[inside / 8 + k / 8 * 2], k % 2)
                                                : described(all[p].a, row, k, all[p].element);
-          all[p].d[i] += x * described(all[p].b, column, k, all[p].element, all[p].in_registers);
+          all[p].d[i] += x * described(all[p].b, column, k, all[p].element, all[p].across);
         }
       }
     __syncwarp();
@@ -243,16 +243,6 @@ template <int N> static void smelt_wgmma_wait() {
 }
 static Barrier group_barriers[MOST / 128];
 static void smelt_group_sync(int group) { wait_at(&group_barriers[group], 128); }
-static Barrier turns[2];
-static void smelt_turn_wait(int group) { wait_at(&turns[group], 256); }
-static void smelt_turn_pass(int group) {
-  Barrier *const other = &turns[1 - group];
-  moved++;
-  if (++other->waiting == 256) {
-    other->waiting = 0;
-    other->generation++;
-  }
-}
 #else
 template <int N> static void smelt_registers_up() {}
 template <int N> static void smelt_registers_down() {}
@@ -354,7 +344,6 @@ static void run_block(int threads) {
   memset(&block_barrier, 0, sizeof block_barrier);
 #ifdef SMELT_WGMMA
   memset(group_barriers, 0, sizeof group_barriers);
-  memset(turns, 0, sizeof turns);
 #endif
   for (volatile int left = threads; left;) {
     const volatile int before = left, moves = moved;

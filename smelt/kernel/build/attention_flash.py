@@ -168,21 +168,21 @@ def _emit_block(
     def query(place: Expr) -> dict[str, Expr]:
         return attn.apart(nest.let(add(first, place)))
 
-    with _inside(nest, row) as at_row:
+    with inside(nest, row) as at_row:
         q = operands[0].place({**at, **query(row)})
-    with _inside(nest, key) as at_key:
+    with inside(nest, key) as at_key:
         k, v = (each.place({**at, axes.key: key}) for each in operands[1:])
-    with _inside(nest, row, key, score) as mask:
+    with inside(nest, row, key, score) as mask:
         masked = attn.mask(nest, attn.cap(nest, score), {**at, **query(row), axes.key: key})
-    with _inside(nest, start) as classify:
+    with inside(nest, start) as classify:
         last = nest.let(add(start, tile.keys - 1))
         if not isinstance(keys, int) or keys % tile.keys:
             last = nest.apply("minimum", last, Amount(keys - 1), dtype=i64)
         ranges: dict[Var, Bounds] = {row: (Number(0), nest.let(add(rows, -1))), key: (start, last)}
         kind = kind_of_tile(nest, attn, lambda: {**at, **query(row), axes.key: key}, ranges)
-    with _inside(nest, total) as normalise:
+    with inside(nest, total) as normalise:
         factor = attn.quotient(nest, Number(1.0, f32), total)
-    with _inside(nest, row, column, element) as putting:
+    with inside(nest, row, column, element) as putting:
         place = {**at, **query(row), axes.value: column}
         if wide == attn.values:
             attn.store(nest, output, place, element)
@@ -191,7 +191,7 @@ def _emit_block(
                 attn.store(nest, output, place, element)
     put, target = tuple(putting.statements), None
     if wide == attn.values:
-        put, target = _store_rows(put, column, element, _form(attn).left)
+        put, target = store_rows(put, column, element, _form(attn).left)
     plain = all(role != "add" for role in attn.numbers.roles[3:]) and not attn.numbers.softcap
     anywhere = not any(reads_memory(each) for stmt in mask.statements for each in expressions(stmt))
     nest.emit(
@@ -226,13 +226,12 @@ def _emit_block(
             put,
             target,
             plain and anywhere and all(each == -inf for each in attn.numbers.fill),
+            nest.var(i64, None, "step"),
         )
     )
 
 
-def _store_rows(
-    put: tuple[Stmt, ...], column: Var, element: Var, dtype: DType
-) -> tuple[tuple[Stmt, ...], Place | None]:
+def store_rows(put: tuple[Stmt, ...], column: Var, element: Var, dtype: DType) -> tuple[tuple[Stmt, ...], Place | None]:
     """What stores an element, as the names that a row needs and the place where the row begins, if nothing happens to
     elements on their way and those of a row are adjacent and aligned."""
     *names, last = put
@@ -260,7 +259,7 @@ def _store_rows(
 
 
 @contextmanager
-def _inside(nest: Nest, *arguments: Var) -> Iterator[Scope]:
+def inside(nest: Nest, *arguments: Var) -> Iterator[Scope]:
     """The scope of a block that is a function of these variables. Loads stay in it: it may not run at all."""
     with nest.inner(fence=True) as scope:
         for each in arguments:

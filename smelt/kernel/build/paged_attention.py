@@ -134,6 +134,24 @@ def _index(nest: Nest, op: Op, operand: int, *at: Expr) -> Expr:
     return to_index(nest, nest.pull(op.operands[operand], at))
 
 
+def measure_block(nest: Nest, paged: Paged, token: Expr, sequence: Expr, most: Expr) -> tuple[Expr, Expr, Expr]:
+    """How many tokens a block of up to `most` has, and the least and the greatest position in it."""
+    left = nest.apply("minimum", most, nest.let(add(Amount(paged.count), scale(token, -1))))
+    count, same = nest.declare(i64, Number(0)), nest.declare(i1, Number(True, i1))
+    low, high = nest.declare(i64, Number(1 << 62)), nest.declare(i64, Number(-1))
+    with nest.loop(left, "ordered", fence=True) as i:
+        at = nest.let(add(token, i))
+        equal = nest.apply("EQ", _index(nest, paged.op, 4, at), sequence, dtype=i1)
+        nest.emit(Set(same, nest.apply("and", nest.keep(same), equal, dtype=i1)))
+        with nest.guard(nest.keep(same)):
+            position = _index(nest, paged.op, 5, at)
+            nest.emit(Set(count, nest.let(add(i, 1))))
+            nest.emit(Set(low, nest.apply("minimum", nest.keep(low), position)))
+            nest.emit(Set(high, nest.apply("maximum", nest.keep(high), position)))
+    room = tensor(paged.op.operands[3]).sizes[1] * paged.page - 1
+    return nest.keep(count), nest.keep(low), nest.apply("minimum", nest.keep(high), Amount(room))
+
+
 @dataclass(slots=True)
 class Block:
     """Queries of one sequence and some heads of keys. Inside of `each_group` it is the part of one of these heads."""
@@ -194,22 +212,7 @@ class Block:
     # -- what the block is --
 
     def measure(self) -> tuple[Expr, Expr, Expr]:
-        """How many tokens the block has, and the least and the greatest position in it."""
-        nest, paged = self.nest, self.paged
-        left = nest.apply("minimum", self.room, nest.let(add(Amount(paged.count), scale(self.token, -1))))
-        count, same = nest.declare(i64, Number(0)), nest.declare(i1, Number(True, i1))
-        low, high = nest.declare(i64, Number(1 << 62)), nest.declare(i64, Number(-1))
-        with nest.loop(left, "ordered", fence=True) as i:
-            at = nest.let(add(self.token, i))
-            equal = nest.apply("EQ", _index(nest, paged.op, 4, at), self.sequence, dtype=i1)
-            nest.emit(Set(same, nest.apply("and", nest.keep(same), equal, dtype=i1)))
-            with nest.guard(nest.keep(same)):
-                position = _index(nest, paged.op, 5, at)
-                nest.emit(Set(count, nest.let(add(i, 1))))
-                nest.emit(Set(low, nest.apply("minimum", nest.keep(low), position)))
-                nest.emit(Set(high, nest.apply("maximum", nest.keep(high), position)))
-        room = tensor(paged.op.operands[3]).sizes[1] * paged.page - 1
-        return nest.keep(count), nest.keep(low), nest.apply("minimum", nest.keep(high), Amount(room))
+        return measure_block(self.nest, self.paged, self.token, self.sequence, self.room)
 
     @property
     def is_merged(self) -> bool:

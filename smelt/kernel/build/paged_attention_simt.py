@@ -2,7 +2,8 @@
 
 Each chunk gives its maximum, its sum of weights and its weighted sum of values, for all heads of queries that share a
 head of keys. A second launch combines them in order. Chunks begin at multiples of their size, so the bits of a query
-depend on its position alone. More queries take the blocks of `paged_attention.py`.
+depend on its position alone. More queries over bf16 pages go to `paged_flash.py`, others to the blocks of
+`paged_attention.py`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from smelt.ir.core import Op
 from smelt.kernel.build.attention_shape import fold_here
 from smelt.kernel.build.gather_scatter import to_index
 from smelt.kernel.build.paged_attention import Paged, build_blocks
+from smelt.kernel.build.paged_flash import build_paged_flash, find_tile
 from smelt.kernel.build.sinks import Output, simt_sink
 from smelt.kernel.loops.grammar import Amount, Expr, Number, Quotient, Set, Var, add, scale, split
 from smelt.kernel.loops.nest import Nest, flat, tensor
@@ -34,7 +36,10 @@ def paged_attention(nest: Nest, op: Op, output: Output) -> None:
     many = minimum(floordiv(paged.count, FEW + 1), 1)
     if many != 1:
         _build_chunks(nest, paged, 1 - many, output)
-    if many != 0:
+    tile = find_tile(nest, paged)
+    if many != 0 and tile is not None:
+        build_paged_flash(nest, paged, tile, many, output)
+    elif many != 0:
         build_blocks(nest, op, output, many)
 
 

@@ -66,16 +66,7 @@ template <int N> inline void smelt_wgmma_done(f32 (&d)[N]) {  // the compiler mu
 inline void smelt_group_sync(int group) {  // the four warps of a group
   if (group == 0) asm volatile("bar.sync 1, 128;" ::: "memory");
   else if (group == 1) asm volatile("bar.sync 2, 128;" ::: "memory");
-  else asm volatile("bar.sync 5, 128;" ::: "memory");
-}
-// Two groups multiply in turns: one waits for its turn, and passes it on when its products are issued.
-inline void smelt_turn_wait(int group) {
-  if (group) asm volatile("bar.sync 4, 256;" ::: "memory");
-  else asm volatile("bar.sync 3, 256;" ::: "memory");
-}
-inline void smelt_turn_pass(int group) {
-  if (group) asm volatile("bar.arrive 3, 256;" ::: "memory");
-  else asm volatile("bar.arrive 4, 256;" ::: "memory");
+  else asm volatile("bar.sync 3, 128;" ::: "memory");
 }
 WGMMA_TEXT
 #else
@@ -88,10 +79,11 @@ inline void smelt_group_sync(int group) { __syncwarp(); }  // a warp has queries
 """
 # Scores: queries and keys in shared memory; the first product of a tile replaces the sums (`more` is 0).
 SCORES = """\
-inline void smelt_wgmma_scores(f32 (&d)[{count}], ui64 a, ui64 b, int more) {{
+template <int ADJACENT> inline void smelt_wgmma_scores(f32 (&d)[{count}], ui64 a, ui64 b, int more) {{
   asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{last}, 0;"
-      " wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.bf16.bf16 {{{places}}}, %{count}, %{next}, p, 1, 1, 0, 0; }}"
-      : {values} : "l"(a), "l"(b), "r"(more));
+      " wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.bf16.bf16 {{{places}}},"
+      " %{count}, %{next}, p, 1, 1, 0, %{third}; }}"
+      : {values} : "l"(a), "l"(b), "r"(more), "n"(ADJACENT));
 }}
 """
 # Weights are in registers; neighbouring elements of a value are adjacent, so B is transposed.
@@ -104,9 +96,6 @@ inline void smelt_wgmma_values(f32 (&d)[{count}], const ui32 *a, ui64 b, int mor
 }}
 """
 ATTEND = """\
-#ifndef SMELT_TURNS
-#define SMELT_TURNS 0
-#endif
 inline f32 smelt_lane_xor(f32 x, int by) {
   return __uint_as_float(__shfl_xor_sync(0xffffffffu, __float_as_uint(x), by));
 }
@@ -120,8 +109,8 @@ constexpr int smelt_plane(int rows, int size) { return (size + 63) / 64 * (rows 
 template <int ROWS> inline int smelt_cell(int row, int chunk) {
   return chunk / 8 * (ROWS * 128) + row * 128 + ((chunk ^ row) & 7) * 16;
 }
-// 128 threads copy rows of SIZE elements, and arrive at a barrier when these are there; rows after the last one are
-// zeros. A thread has one chunk of every row. f32 goes through registers and becomes three matrices of bf16.
+// 128 threads copy rows of SIZE elements, and arrive at a barrier, if any, when these are there; rows after the last
+// one are zeros. A thread has one chunk of every row. f32 goes through registers and becomes three matrices of bf16.
 template <int ROWS, int SIZE, class From>
 inline void smelt_copy_rows(int thread, char *to, i64 first, i64 limit, const From &from, ui64 *full) {
   enum { CHUNKS = SIZE / 8, ACROSS = CHUNKS <= 8 ? 8 : CHUNKS <= 16 ? 16 : 32, JUMP = 128 / ACROSS };
@@ -149,7 +138,8 @@ inline void smelt_copy_rows(int thread, char *to, i64 first, i64 limit, const Fr
       }
     }
   }
-  if constexpr (ASYNC) {
+  if (!full) {
+  } else if constexpr (ASYNC) {
     smelt_copy_arrive(full);
   } else {
     smelt_publish();
@@ -173,6 +163,10 @@ template <bool FIRST, class A, class B> inline auto &smelt_choose(A &a, B &b) {
   if constexpr (FIRST) return a;
   else return b;
 }
+template <bool ADJACENT, class Key> inline auto smelt_key(const Key &key_at) {  // where keys begin
+  if constexpr (ADJACENT) return key_at(0, 0);
+  else return key_at(0);
+}
 struct smelt_order {  // tiles go round: the slot of a number, and how often it was used before
   int slot, turn;
   void next(int slots) { if (++slot == slots) { slot = 0; turn ^= 1; } }
@@ -188,13 +182,13 @@ template <int PARTS> inline void smelt_weights(f32 even, f32 odd, ui32 *to) {  /
     for (int p = 0; p < PARTS; p++) to[p] = smelt_join(x[p], y[p]);
   }
 }
-template <int DEPTH, int VALUES, int KEYS, int STAGES, int GROUPS, int WEIGHTS, bool RAW, bool WHOLE, class Query,
-          class Key, class Value, class Mask, class Kind, class Factor, class Put>
+template <int DEPTH, int VALUES, int KEYS, int STAGES, int GROUPS, int WEIGHTS, bool RAW, bool WHOLE,
+          bool ADJACENT, class Query, class Key, class Value, class Mask, class Kind, class Factor, class Put>
 inline void smelt_attend(int number, char *ring, i64 rows, i64 keys, f32 scale, const Query &query, const Key &key_at,
     const Value &value_at, const Mask &mask, const Kind &kind, const Factor &factor, const Put &put) {
   enum {
-    ROWS = 64 * GROUPS, OF_QUERY = sizeof *query(0) == 2 ? 1 : 3, OF_KEY = sizeof *key_at(0) == 2 ? 1 : 3,
-    OF_VALUE = sizeof *value_at(0) == 2 ? 1 : 3,  // parts, as there are WEIGHTS parts of weights
+    ROWS = 64 * GROUPS, OF_QUERY = sizeof *query(0) == 2 ? 1 : 3, OF_VALUE = sizeof *value_at(0) == 2 ? 1 : 3,
+    OF_KEY = sizeof *smelt_key<ADJACENT>(key_at) == 2 ? 1 : 3,  // parts, as there are WEIGHTS parts of weights
     LEFT = smelt_plane(ROWS, DEPTH), RIGHT = smelt_plane(KEYS, DEPTH), RESULT = smelt_plane(KEYS, VALUES),
     DEEP = OF_KEY * RIGHT, WIDE = OF_VALUE * RESULT,
     FREE = GROUPS == 3 ? 32 : OF_KEY * OF_VALUE == 1 ? 40 : 88,  // registers of a thread that copies, and of others
@@ -207,7 +201,8 @@ inline void smelt_attend(int number, char *ring, i64 rows, i64 keys, f32 scale, 
   ui64 *const full_queries = barriers + 4 * STAGES;
   const int tiles = (int)((keys + KEYS - 1) / KEYS);
   const auto find = [&](int tile) {  // the first tile from this one on that some query sees
-    for (; tile < tiles; tile += 32) {  // a lane looks at one of 32
+    if (tile >= tiles || kind((i64)tile * KEYS) != 0) return tile;
+    for (tile++; tile < tiles; tile += 32) {  // a lane looks at one of 32
       const int own = tile + number % 32, first = smelt_first_lane(own < tiles && kind((i64)own * KEYS) != 0);
       if (first < 32) return tile + first;
     }
@@ -233,8 +228,18 @@ inline void smelt_attend(int number, char *ring, i64 rows, i64 keys, f32 scale, 
     for (int tile = find(0), last = tiles; tile < tiles || last < tiles;) {  // keys are one tile ahead of values
       if (tile < tiles) {
         smelt_barrier_wait(free_keys + k.slot, k.turn ^ 1);
-        smelt_copy_rows<KEYS, DEPTH>(copier, held_keys + k.slot * DEEP, (i64)tile * KEYS, keys, key_at,
-                                     full_keys + k.slot);
+        char *const to = held_keys + k.slot * DEEP;
+        if constexpr (ADJACENT) {
+#pragma unroll
+          for (int i = 0; i < KEYS / 64; i++) {
+            const i64 first = (i64)tile * KEYS + 64 * i, there = first < keys ? first : 0;
+            smelt_copy_rows<DEPTH, 64>(copier, to + i * DEPTH * 128, 0, first < keys ? DEPTH : 0,
+                                       [&](i64 step) { return key_at(there, step); },
+                                       i == KEYS / 64 - 1 ? full_keys + k.slot : 0);
+          }
+        } else {
+          smelt_copy_rows<KEYS, DEPTH>(copier, to, (i64)tile * KEYS, keys, key_at, full_keys + k.slot);
+        }
         k.next(STAGES);
       }
       if (last < tiles) {
@@ -289,7 +294,7 @@ inline void smelt_attend(int number, char *ring, i64 rows, i64 keys, f32 scale, 
       most = fmaxf(most, smelt_lane_xor(most, 1));
       most = fmaxf(most, smelt_lane_xor(most, 2));
       const f32 safe = most == -infinity ? 0 : most, bias = -(safe * power);
-      decay[h] = smelt_exp2(fmaf(best[h], power, bias));
+      decay[h] = smelt_exp2((best[h] - safe) * power);  // 1, exactly, where the maximum stays
       best[h] = most;
       f32 sum[2] = {0, 0};
 #pragma unroll
@@ -303,7 +308,6 @@ inline void smelt_attend(int number, char *ring, i64 rows, i64 keys, f32 scale, 
     }
   };
 #ifdef SMELT_WGMMA
-  enum { TURNS = SMELT_TURNS && GROUPS == 2 };
   f32 o[VALUES / 2], s[KEYS / 2], tile_sums[WEIGHTS == 1 ? 1 : VALUES / 2];  // f32: an instruction does not round sums
   auto &sums = smelt_choose<WEIGHTS == 1>(o, tile_sums);
   ui32 p[WEIGHTS][KEYS / 4];
@@ -313,15 +317,17 @@ inline void smelt_attend(int number, char *ring, i64 rows, i64 keys, f32 scale, 
   const ui64 left = form | (ui64)1 << 16 | (smelt_shared_address(ring) + warp / 4 * 64 * 128) >> 4;
   const auto await_keys = [&]() { smelt_await_copies(full_keys + k.slot, k.turn); };
   const auto multiply_keys = [&]() {
-    const ui64 right = form | (ui64)1 << 16 | smelt_shared_address(held_keys + k.slot * DEEP) >> 4;
+    const ui64 right = form | (ui64)(ADJACENT ? DEPTH * 128 >> 4 : 1) << 16 |
+                       smelt_shared_address(held_keys + k.slot * DEEP) >> 4;
     smelt_wgmma_fence();
 #pragma unroll
     for (int pair = 0; pair < smelt_pairs(OF_QUERY, OF_KEY); pair++)
 #pragma unroll
       for (int i = 0; i < DEPTH / 16; i++)
-        smelt_wgmma_scores(
+        smelt_wgmma_scores<ADJACENT>(
             s, left + (smelt_left_part(OF_QUERY, OF_KEY, pair) * LEFT + i / 4 * (ROWS * 128) + i % 4 * 32) / 16,
-            right + (smelt_right_part(OF_QUERY, OF_KEY, pair) * RIGHT + i / 4 * (KEYS * 128) + i % 4 * 32) / 16,
+            right + (smelt_right_part(OF_QUERY, OF_KEY, pair) * RIGHT +
+                     (ADJACENT ? i * 16 * 128 : i / 4 * (KEYS * 128) + i % 4 * 32)) / 16,
             pair + i);
     smelt_wgmma_commit();
   };
@@ -360,12 +366,9 @@ inline void smelt_attend(int number, char *ring, i64 rows, i64 keys, f32 scale, 
     round();
     tile = find(tile + 1);
     if (tile < tiles) await_keys();
-    if (TURNS && warp >= 4) smelt_turn_pass(1);
     while (tile < tiles) {
-      if (TURNS) smelt_turn_wait(warp / 4);
       multiply_keys();
       multiply_values();
-      if (TURNS) smelt_turn_pass(warp / 4);
       smelt_wgmma_wait<1>();
       smelt_wgmma_done(s);
       release(free_keys + k.slot);
@@ -414,8 +417,12 @@ inline void smelt_attend(int number, char *ring, i64 rows, i64 keys, f32 scale, 
 #pragma unroll
           for (int j = 0; j < PART / 16; j++) {
             ui32 y[4];
-            smelt_load_matrices<false>(
-                y, far + smelt_cell<KEYS>(part + 16 * j + matrix / 2 * 8 + line, 2 * d + matrix % 2));
+            if (ADJACENT)
+              smelt_load_matrices<true>(y, far + smelt_cell<DEPTH>(16 * d + matrix % 2 * 8 + line,
+                                                                   part / 8 + 2 * j + matrix / 2));
+            else
+              smelt_load_matrices<false>(
+                  y, far + smelt_cell<KEYS>(part + 16 * j + matrix / 2 * 8 + line, 2 * d + matrix % 2));
             smelt_mma_sync(s + 8 * j, x, y);
             smelt_mma_sync(s + 8 * j + 4, x, y + 2);
           }
@@ -515,7 +522,8 @@ def _registers(text: str, columns: int) -> str:
     count = columns // 2
     places = ", ".join(f"%{i}" for i in range(count))
     values = ", ".join(f'"+f"(d[{i}])' for i in range(count))
-    numbers = {"next": count + 1, "third": count + 2, "fourth": count + 3, "more": count + 5}
+    third = count + (3 if "scores" in text else 2)
+    numbers = {"next": count + 1, "third": third, "fourth": count + 3, "more": count + 5}
     last = count + (2 if "scores" in text else 4)
     return text.format(columns=columns, count=count, places=places, values=values, last=last, **numbers)
 

@@ -624,7 +624,11 @@ class StagePrinter(Printer):
         self.alone = True
         functions = [
             *function(row, attend.at_row, place_of(attend.q, attend.types[0])),
-            *function(key, attend.at_key, place_of(attend.k, attend.types[1])),
+            *function(
+                f"{key}, i64 {attend.step.name}" if attend.adjacent else key,
+                attend.at_key,
+                place_of(attend.k, attend.types[1]),
+            ),
             *function(key, attend.at_key, place_of(attend.v, attend.types[2])),
             *function(f"f32 {attend.score.name}, {row}, {key}", attend.mask, f"return {self.expr(attend.masked)};"),
             *function(f"i64 {attend.start.name}", attend.classify, f"return (int){self.expr(attend.kind)};"),
@@ -638,7 +642,7 @@ class StagePrinter(Printer):
         self.alone = False
         functions[-1] = functions[-1].rstrip(",") + ");"
         parts = flash_parts(attend.form.left)  # of weights
-        flags = int(attend.raw), int(attend.target is not None)
+        flags = int(attend.raw), int(attend.target is not None), int(attend.adjacent)
         sizes = ", ".join(
             map(str, (attend.depth, attend.values, attend.tile, stages, attend.block // 64, parts, *flags))
         )

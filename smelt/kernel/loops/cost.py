@@ -94,9 +94,12 @@ class Accesses:
                 self.writes[place.array] = self.writes.get(place.array, 0.0) + times
             case Mma(_, a, b):  # a micro-kernel reads all of its operands
                 self.reads |= {a.place.array: inf, b.place.array: inf}
-            case Attend(rows=rows, values=wide, q=q, k=k, v=v, put=put):
+            case Attend(rows=rows, values=wide, q=q, k=k, v=v, put=put, target=target):
                 self.reads |= {each.array: inf for each in (q, k, v)}
-                self.block(put, times * self.bound(rows) * wide)
+                stores = times * self.bound(rows) * wide
+                self.block(put, stores)
+                if target is not None:
+                    self.writes[target.array] = self.writes.get(target.array, 0.0) + stores
             case BlockMma(_, q, scale, total, panel):
                 self.reads |= {each.place.array: inf for each in (q, scale, total, panel)}
 

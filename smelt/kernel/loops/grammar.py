@@ -286,7 +286,8 @@ class Attend(Frozen):
     `kind` of the tile of keys that begins at `start`: 0 no query sees it, 1 no mask changes a score, 2 anything else.
     The sum of weighted values times `factor`, which depends on the `total` of the weights, is `element` (`row`,
     `column`); `put` stores it. With a `target` the elements of a row, as the type of the form, begin there instead.
-    `raw`: masks change numbers to -inf alone, and read no memory. Blocks compute what follows them.
+    `raw`: masks change numbers to -inf alone, and read no memory. `adjacent`: not the elements of a key, but 64 keys
+    are adjacent, from a multiple of 64 on, and `k` is the place of element `step`. Blocks compute what follows them.
     """
 
     form: Form
@@ -317,8 +318,10 @@ class Attend(Frozen):
     column: Var
     element: Var
     put: tuple[Stmt, ...]
-    target: Place | None = None
-    raw: bool = False
+    target: Place | None
+    raw: bool
+    step: Var
+    adjacent: bool = False
 
 
 class Fail(Frozen):

@@ -102,8 +102,9 @@ MANY_QUERIES = 2048  # from which on a block may have 192
 FLASH_DEEPEST = 256  # elements of a row
 FLASH_STAGES = (3, 2)  # tiles of keys, and of values, where there is room
 FLASH_KEYS = (128, 64, 32)  # keys of a tile: as many as there is room for
-# Up to this number of keys a block has 64 queries, and a multiprocessor two blocks, which hide each other's waits.
-SHORT_KEYS, SHORT_ROOM = 512, 113 << 10  # and the bytes of shared memory for each of them
+# Up to this number of keys, half of it where heads are large, a block has 64 queries, and a multiprocessor two blocks,
+# which hide each other's waits.
+SHORT_KEYS, SHORT_ROOM = 1024, 113 << 10  # and the bytes of shared memory for each of them
 MOST_REGISTERS = {64: 144, 128: 176, 192: 128}  # of a thread, by queries: for results, scores and weights
 BARRIERS = 256  # bytes
 
@@ -120,12 +121,13 @@ class FlashTile(Frozen):
     ) -> FlashTile | None:
         """For a number of `queries` and `keys`, and `room` bytes of shared memory; None where that is not enough."""
         parts = flash_parts(form.left)
-        short = isinstance(keys, int) and keys <= SHORT_KEYS
+        short = isinstance(keys, int) and keys <= SHORT_KEYS // (1 if max(depth, values) <= 64 else 2)
         many = isinstance(queries, int) and queries >= MANY_QUERIES
         for rows in (64, 128) if short else (192, 128) if many else (128,):
             for each in FLASH_KEYS if rows < 192 else FLASH_KEYS[:1]:
                 tile = FlashTile(rows, each)
                 registers = (values // 2) * (1 if parts == 1 else 2) + each // 2 + parts * each // 4
+                registers -= 32 if parts > 1 and set(types[1:]) == {bf16} else 0  # which need few to be copied
                 least = flash_bytes(depth, values, tile, types, FLASH_STAGES[-1])
                 if registers <= MOST_REGISTERS[rows] and least <= (min(room, SHORT_ROOM) if rows == 64 else room):
                     return tile
