@@ -1,8 +1,8 @@
-"""FlashAttention on the tensor cores of a GPU: a block of threads has some queries and takes all keys, tile by tile.
+"""FlashAttention on a GPU's tensor cores: a thread block holds a tile of queries and loops over the tiles of keys.
 
-Queries, keys and values of bf16 or f32 are read in place where rows are aligned, others from a copy. Weights are
-rounded to bf16 where operands and the result are bf16; what is f32 is multiplied as a sum of three bf16. The statement
-`Attend` is the whole block: masks and the epilogue are its inner blocks. Tiles that masks hide are skipped.
+Queries, keys and values in bf16 or f32 are read in place if rows are aligned, otherwise from a copy. Softmax weights
+are rounded to bf16 if operands and result are bf16; f32 operands are split into three bf16 values. The statement
+`Attend` is the whole block: masks and the epilogue are its inner blocks. Fully masked tiles are skipped.
 """
 
 from __future__ import annotations

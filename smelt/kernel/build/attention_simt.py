@@ -1,8 +1,8 @@
-"""Attention of a few queries on a GPU (flash-decoding): a block of threads takes a chunk of the keys of some queries.
+"""Attention of a few queries on a GPU (flash-decoding): each thread block takes some queries and a chunk of their keys.
 
-bf16 keys and values go from memory to tensor cores (`KEYS_BF16`, `VALUES_BF16`). Others go through shared memory, so
-that neighbouring threads read neighbouring elements of them; a thread then has one query and one key. A second launch
-combines the chunks in order. Many queries of bf16 go to `attention_flash.py`, others to the blocks of `attention.py`.
+bf16 keys and values go straight from memory to tensor cores (`KEYS_BF16`, `VALUES_BF16`). Others are staged in shared
+memory for coalesced loads; each thread then computes one score. A second launch combines the chunks in order. Many
+queries of bf16 go to `attention_flash.py`, others to the blocks of `attention.py`.
 """
 
 from __future__ import annotations

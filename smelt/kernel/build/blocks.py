@@ -102,7 +102,7 @@ def multiply_blocks(
 
 
 def chunk_rows(rows: Size, depth: Size) -> int:
-    """Rows of the largest chunk: they stay in L2 while all panels pass."""
+    """Rows of the largest chunk: they stay in L2 while all panels are multiplied with them."""
     assert isinstance(depth, int)
     most = min(ROWS, max(FEWEST, CACHED // max(depth, 1) // FEWEST * FEWEST))
     return min(rows, most) if isinstance(rows, int) else most

@@ -1,7 +1,7 @@
-"""Products by block-quantised weights on a GPU: a block of threads has 32 columns and a chunk of rows, all of k.
+"""GEMM by block-quantised weights on a GPU: a thread block computes 32 columns of a chunk of rows, over all of k.
 
-Up to 8 rows (decoding), up to 32, and more take chunks of different sizes; where the number of rows is dynamic, all
-three are built, and the call takes one of them. The micro-kernel is `emit/blocks_cuda.py`.
+Chunks have different sizes for up to 8 rows (decoding), up to 32, and more; if the number of rows is dynamic, all three
+kernels are built, and each call selects one. The micro-kernel is `emit/blocks_cuda.py`.
 """
 
 from __future__ import annotations

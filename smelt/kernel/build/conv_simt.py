@@ -1,8 +1,8 @@
 """Convolution on a GPU: an implicit GEMM of pixels × output channels, without an im2col buffer; depthwise convolution.
 
-A block takes the next pixels of all feature maps of a batch, whatever their rows. Where each one's window begins is
-computed once, into shared memory, and for tensor cores, which taps of it are inside the feature map: the others are
-zeros. Where there are few tiles of f32, each K-block has a block of its own (split-K).
+A thread block takes consecutive pixels of the batch, across rows and feature maps. The start of each pixel's window is
+computed once, into shared memory; for tensor cores also a bit mask of the taps inside the feature map, the others are
+zeros. With few f32 tiles, each K-block gets its own thread block (split-K).
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def _find_taps(nest: Nest, op: Op, at: Sequence[Expr]) -> Expr:
 
 @simt_sink("smelt.depthwise_conv")
 def depthwise_conv(nest: Nest, op: Op, output: Output) -> None:
-    """One thread for each element: neighbours read neighbouring channels."""
+    """One thread per element: adjacent threads read adjacent channels."""
     maps, kernel = op.operands
     *window, _ = tensor(kernel).sizes
     taps = taps_of({**op.attrs, "window": window})

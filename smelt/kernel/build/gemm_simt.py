@@ -1,11 +1,9 @@
-"""GEMM on a GPU: a block computes a tile of sums in shared memory by one micro-kernel call, then stores it through the
-epilogue.
+"""GEMM on a GPU: a thread block computes a tile of sums by one micro-kernel call, then stores it through the epilogue.
 
-Panels of f32 weights are those of a processor, and so are the K-blocks of a sum: results have the same bits. Where
-there are few tiles, each K-block has a block of its own (split-K). bf16 weights take tensor cores
-(`loops.tensor_tile`). A few rows (decoding) take narrow tiles, so that many blocks read the weights at once; where the
-number of rows is dynamic, both kinds of tiles are built, and the call takes one of them. `conv_simt.py` has
-convolutions.
+f32 uses the panels and K-blocks of a CPU, so results have the same bits. With few tiles, each K-block gets its own
+thread block (split-K). bf16 weights use tensor cores (`loops.tensor_tile`). Few rows (decoding) use narrow tiles, so
+that many blocks read the weights at once; if the number of rows is dynamic, both kinds of tiles are built, and each
+call selects one. `conv_simt.py` has convolutions.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from smelt.target import Target
 
 FEW_ROWS = 8  # of a block where there are few rows of f32
 THREADS = 256  # of a block; with few rows each takes 4 columns of a K-block
-BUSY = 100  # blocks that keep a GPU busy
+BUSY = 100  # thread blocks that keep a GPU busy
 PANEL, MOST_SUMS = 64, 1 << 23  # columns of a panel; sums of K-blocks that may be kept
 MANY_COLUMNS = 8192  # from here on a block with few rows takes 32 columns
 TILES = (*((TILE_ROWS, wide) for wide in (64, 128, 192, 256)), (HALF_ROWS, 64), (HALF_ROWS, 128))

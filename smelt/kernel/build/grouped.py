@@ -1,7 +1,7 @@
 """Grouped GEMM (mixtures of experts): `smelt.grouped_dot` and `smelt.grouped_block_dot`.
 
-A core has a panel of columns and passes it over the groups, one after another, so that cores have the same work
-whatever rows the groups have. A group without rows costs a comparison.
+Each core takes a panel of columns and loops over all groups, so cores have equal work however rows are distributed over
+the groups. A group without rows costs a comparison.
 """
 
 from __future__ import annotations

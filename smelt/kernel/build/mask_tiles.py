@@ -1,8 +1,8 @@
-"""What masks do to a tile of scores, without a look at its elements: bounds of comparisons of positions.
+"""Classify a tile of scores as masked, unmasked or mixed, by bounds on comparisons of positions.
 
-Causal masks and windows compare affine functions of a query and a key. Over a tile these have bounds, so a tile that
-no query sees, and one that no mask changes, are found by arithmetic on its corners. What cannot be bounded, such as a
-mask in memory, may do anything.
+Causal masks and windows compare affine functions of a query and a key. These are bounded over a tile, so fully masked
+and fully visible tiles are found by arithmetic on its corners. A tile whose mask cannot be bounded, such as one in
+memory, is mixed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Paged attention of a few queries on a GPU (flash-decoding): a block of threads takes a chunk of keys of one query.
+"""Paged attention of a few queries on a GPU (flash-decoding): each thread block takes a chunk of the keys of one query.
 
-Each chunk gives its maximum, its sum of weights and its weighted sum of values, for all heads of queries that share a
-head of keys. A second launch combines them in order. Chunks begin at multiples of their size, so the bits of a query
-depend on its position alone. More queries over bf16 pages go to `paged_flash.py`, others to the blocks of
-`paged_attention.py`.
+Each chunk yields its maximum, its sum of weights and its weighted sum of values, for all query heads of a KV head. A
+second launch combines them in order. Chunks begin at multiples of their size, so the bits of a query depend on its
+position alone. More queries over bf16 pages go to `paged_flash.py`, others to the blocks of `paged_attention.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Long reductions on a GPU whose body selects among its arguments (argmax and the like): parts of a row in parallel.
+"""Long reductions on a GPU whose body selects one of its arguments (argmax and similar): a row is split over blocks.
 
-Such a body is associative and rounds nothing, so the result is that of the order. Called by `plan.fuse`.
+Such a body is associative and exact, so the split does not change the result. Called by `plan.fuse`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Products by block-quantised weights as CUDA: `smelt_blocks_FORMAT`, on int8 tensor cores.
+"""CUDA micro-kernels of block-quantised weights, on int8 tensor cores: `smelt_blocks_FORMAT`.
 
-Weights go from memory to registers as they are stored (`ir.block_layout`). A warp has 32 columns, which are two panels,
-and every eighth block of K; a unit is 32 steps of it. A thread reads 8 steps of 4 adjacent columns, which are the left
+Weights are loaded straight into registers (`ir.block_layout`). A warp computes 32 columns, which are two panels, and
+every eighth block of K; a unit is 32 steps of it. A thread reads 8 steps of 4 adjacent columns, which are the left
 operands of two `mma.sync`; integers may be summed in any order. The sums of a unit are scaled and added up in f32. The
 sums of the eight warps are added in order, so bits do not depend on the number of rows. Device functions in front of
 `SUMS` have counterparts in the tests' emulator.

@@ -1,7 +1,7 @@
 """Kernel → CUDA: one `__global__` function for each of its launches. `emit.cuda` calls it.
 
-`loops.simt` decides what runs where. In a group of threads (a warp or a block) loops on lanes, reductions and products
-are shared; everything else runs in all threads alike, and the first one stores.
+`loops.simt` maps loops to threads. A group of threads (a warp or a block) splits loops on lanes, reductions and
+products; everything else runs redundantly in all of its threads, and the first one stores.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class StagePrinter(Printer):
 
     @property
     def prefetches(self) -> bool:
-        """Whether it reads little itself, so that memory has time for the weights of a later launch."""
+        """Whether it reads so little that memory bandwidth is left to prefetch the weights of a later launch."""
         kinds = Mma | Attend | BlockMma
         products = [each for each in walk_statements(self.stage.body) if isinstance(each, kinds)]
         return all(not isinstance(each, BlockMma) and each.form in ATTEND for each in products)
@@ -206,7 +206,7 @@ class StagePrinter(Printer):
 
     @property
     def resident(self) -> int:
-        """Blocks that a multiprocessor should have room for: they hide each other's waits."""
+        """Thread blocks per multiprocessor that should be resident, to hide latency."""
         products = [each for each in walk_statements(self.stage.body) if isinstance(each, Mma | BlockMma)]
         if any(isinstance(each, Mma) and each.form in ATTEND for each in products):
             return 2

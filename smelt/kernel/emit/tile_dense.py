@@ -1,9 +1,9 @@
-"""Tiles of many rows by bf16 weights on tensor cores as CUDA: `smelt_tile`, for GEMM and convolution (implicit GEMM).
+"""CUDA micro-kernel of many rows by bf16 weights on tensor cores: `smelt_tile`, for GEMM and convolution.
 
 `cp.async` fills a ring of stages in shared memory: 128 bytes of each row, and as many steps of K of the columns.
-`wgmma` multiplies them on sm_90, else `mma.sync`. Of 128 rows each of two warpgroups has half, of 64 rows all and half
-of the columns. A window (convolution) says by one bit for each tap of a row whether it is inside the feature map;
-others are zeros. `tile_mma.py` puts it into programs, and has the instructions and what loads rows.
+`wgmma` multiplies them on sm_90, else `mma.sync`. Two warpgroups split 128 rows, or the columns of 64 rows. For
+convolution, a bit per row and tap says whether it is inside the feature map; the others are zeros. `tile_mma.py` adds
+it to programs, and has the instructions and the loads of rows.
 """
 
 from __future__ import annotations

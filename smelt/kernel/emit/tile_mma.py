@@ -1,4 +1,4 @@
-"""Products by bf16 weights on tensor cores as CUDA. Panels hold 8 steps of a column as 16 adjacent bytes (`k_pack` 8).
+"""CUDA micro-kernels of bf16 weights on tensor cores. Panels hold 8 steps of a column in 16 bytes (`k_pack` 8).
 
 | function | rows of a block | how |
 |---|---|---|
@@ -6,9 +6,9 @@
 | `smelt_few_FORM` | up to 32 | weights go from memory to registers and are the left operand of `mma.sync` |
 | `smelt_keys`, `smelt_values` | up to 8 | attention: products with keys, which warps share, and sums of values |
 
-Which steps of K share an instruction does not change their sum, so a thread takes 8 adjacent steps of one row and of
-one column: 16 bytes of each, which are the operands of two `mma.sync`. Rows of f32 are split into three bf16 that
-together have all of its bits. Device functions in front of `LOADS` have counterparts in the tests' emulator.
+The sum does not depend on which steps of K an instruction combines, so a thread loads 8 adjacent steps of one row and
+of one column: 16 bytes each, the operands of two `mma.sync`. f32 rows are split into three bf16 values, which together
+hold all of their bits. Device functions before `LOADS` have counterparts in the tests' emulator.
 """
 
 from __future__ import annotations

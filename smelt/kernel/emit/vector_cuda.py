@@ -1,7 +1,7 @@
-"""Loops over adjacent elements of one thread (`For.level` `vector`) as CUDA: up to 16 bytes by one instruction.
+"""Vector loads and stores in CUDA: loops over adjacent elements of one thread (`For.level` `vector`), up to 16 bytes.
 
-`kernel_cuda` calls it. A load or store whose index grows with the loop's variable, from an aligned place on, is one of
-a `smelt_vector`; everything else is written once per element.
+`kernel_cuda` calls it. A load or store of adjacent elements from an aligned index is one `smelt_vector` access;
+everything else is written once per element.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """A kernel → launches on a grid of threads. The printers of SIMT languages call it; `parallelise` has placed the loops.
 
-Each phase of a kernel is a launch. An iteration of its loop on cores runs on one thread, or on a group of threads (a
-warp or a block) that share loops on lanes, reductions and products; what is left runs in all threads of the group
-alike, and one of them stores. Statements in front of a loop are repeated by every thread where they are cheap. Others
-are a launch of their own by one group, which saves their variables for the launches after it; a short map behind them
-is a part of that launch.
+Each phase of a kernel is a launch. An iteration of its parallel loop runs on one thread, or on a group of threads (a
+warp or a block) that splits loops on lanes, reductions and products; everything else runs redundantly in all threads of
+the group, and one of them stores. Cheap statements before a loop are repeated by every thread. Others run in a separate
+launch of one group, which saves their variables for later launches; a short map behind them joins that launch.
 
-Orders of operations never change, so results are those of a processor.
+The order of operations never changes, so results are those of a CPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tiles that a block of threads multiplies on tensor cores: their sizes, and the shared memory that they take.
+"""Tiles of a thread block on tensor cores: their sizes, and the shared memory that they take.
 
 Builders choose one, `loops.simt` finds room for it, `emit.tile_mma` has the functions.
 """

@@ -1,4 +1,4 @@
-"""Neighbouring short maps that do not depend on each other become one kernel: on a GPU a launch takes longer.
+"""Merge adjacent, independent short maps into one kernel: on a GPU each would take less time than its launch.
 
 Plan → plan, for targets of kind `simt`. Called by `engine.compile` between `in_place` and `memory`: the memory of a
 merged launch is planned for all of its buffers at once. Each element is computed as before.
