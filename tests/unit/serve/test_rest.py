@@ -131,7 +131,7 @@ PROBLEMS: dict[str, tuple[str, Any, int, str]] = {
     "a wrong rank": ("/v2/models/digits/infer", ask(shape=(128,)), 400, "does not fit"),
     "a wrong size": ("/v2/models/digits/infer", ask([0.0] * 65, (1, 65)), 400, "does not fit"),
     "a wrong type": ("/v2/models/digits/infer", {"inputs": [{"name": "pixels", "shape": [1, 64], "datatype": "INT32",
-                     "data": [0] * 64}]}, 400, "int32"),
+                     "data": [0] * 64}]}, 400, r"i32\[1, 64\]"),
     "no data": ("/v2/models/digits/infer", {"inputs": [{"name": "pixels", "shape": [1, 64], "datatype": "FP32"}]}, 400,
                 "no data"),
     "no such output": ("/v2/models/digits/infer", ask(outputs=[{"name": "z"}]), 400, "no output 'z'"),
