@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from smelt.device import cpu
+from smelt.device.cuda import TARGETS
 from smelt.dtype import f32, i64
 from smelt.engine.compile import plan_program
 from smelt.errors import SmeltError
@@ -46,13 +47,14 @@ from tests.property.problems import KINDS, draw
 
 @pytest.fixture(scope="module")
 def kernels() -> list[Kernel]:
-    """Those of random problems of every kind and of small models, for avx2."""
+    """Those of random problems of every kind and of small models, for avx2, and those of one model for a GPU."""
     random = np.random.default_rng(1)
     programs = [draw(kind, random).make(False) for kind in KINDS] + [each.dynamic_program() for each in MODELS.values()]
     found: dict[Kernel, None] = {}
-    for program in programs:
+    places = [(program, cpu.target("avx2")) for program in programs]
+    for program, target in [*places, (MODELS["encoder"].dynamic_program(), TARGETS["sm_90"])]:
         try:
-            made = plan_program(program, cpu.target("avx2"), schedules=no_schedule)
+            made = plan_program(program, target, schedules=no_schedule)
         except SmeltError:
             continue
         steps = (step for plan, _ in made.plans.values() for step in walk(plan.steps))
