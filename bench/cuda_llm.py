@@ -34,7 +34,7 @@ from smelt.device import host_plan
 from smelt.ir.blocks import BLOCKS, Block
 
 ROOT = Path(__file__).resolve().parents[1]
-WARM, STEPS = 96, 32  # steps until every graph is recorded, steps that are timed
+WARM, STEPS = 24, 32  # steps until every graph is recorded, steps that are timed
 SEED_SHAPES: dict[tuple[int, ...], Any] = {}
 
 
@@ -253,7 +253,8 @@ def main() -> int:
     if options.case:
         kind, layers, batch = options.case.split(":")
         sizes, batches = replace(sizes, layers=int(layers)), [int(each) for each in batch.split(",")]
-        done = run_twins(sizes, batches, options.start) if kind == "twin" else RUN[kind](sizes, *batches, options.start)
+        twin = kind == "twin"
+        done = run_twins(sizes, batches, options.start) if twin else RUN[kind](sizes, batches[0], options.start)
         print(json.dumps(done))
         return 0
     found: dict[str, Any] = {"command": sys.argv}

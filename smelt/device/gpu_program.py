@@ -32,6 +32,7 @@ from smelt.stop import Stop
 SMALLER = "use smaller sizes"
 MOST_GRAPHS = 32  # of a bound program
 MOST_PREPARED = 64
+APART = 9 << 10  # bytes behind notes that are kept: few results have such a size
 GRAPHS = True  # calls that come again replay graphs
 
 
@@ -191,6 +192,7 @@ class GpuBound:
         self._sizes = {name: size for name, size in sizes.items() if name in program.entry.symbols}
         self._cancelled = 0
         self._arena: GpuBuffer | None = None
+        self._notes: GpuBuffer | None = None  # what checks of the last call noted
         self._addresses = [each.address for each in held], [each.address for each in program.constants]
         self._held_blocks = {id(each.block) for each in held}
         self._donated = tuple(place - len(held) for place in program.donated)
@@ -223,9 +225,10 @@ class GpuBound:
                 results: list[Any] = [GpuBuffer(driver, shape, Block(driver, count)) for shape, count in known.fresh]
             else:
                 results = self._results(known, held, given, out)
-            notes = GpuBuffer(program.driver, static_shape(ui8, (known.notes,))) if known.notes else None
+            if known.notes and (self._notes is None or self._notes.nbytes < known.notes):
+                self._drop_graphs()
+                self._notes = GpuBuffer(program.driver, static_shape(ui8, (known.notes,)))
             key = (*known.key, *[each.at for each in given], *[each.at if each is not None else 0 for each in results])
-            key = key if notes is None else (*key, notes.at)
             recorded = self._graphs.get(key) if GRAPHS and stop is None else None
             if recorded is not None and recorded.whole is not None:
                 program.driver.replay(recorded.whole)
@@ -234,12 +237,13 @@ class GpuBound:
                 done: Arrays = tuple(results)
             else:
                 run = self._new_run(known, given, results, stop)
-                run.notes = 0 if notes is None else notes.address
+                run.notes = 0 if self._notes is None else self._notes.address
                 try:
                     done = self._run(run, results, key)
                 except BaseException:
                     self._give_away(inputs)  # what began may have overwritten them
                     raise
+            notes = self._keep_notes(known.notes) if known.notes else None
             end = program.driver.event() if run is not None and run.waits else None
         if self._donated:
             self._give_away(inputs)
@@ -255,6 +259,16 @@ class GpuBound:
             if guard is not None and (stop is not None or not done):
                 guard()  # otherwise when a result is read
         return done
+
+    def _keep_notes(self, count: int) -> GpuBuffer:
+        """A copy of a call's notes until they are judged: every call writes them at the same place, so that calls with
+        the addresses of earlier ones replay their graphs. The copy has a size that results do not have, and does not
+        take the places of those that come again."""
+        assert self._notes is not None
+        driver = self._program.driver
+        kept = GpuBuffer(driver, static_shape(ui8, (count,)), Block(driver, count + APART))
+        driver.move(kept.address, self._notes.address, count)
+        return kept
 
     def _judge(self, known: Prepared, notes: GpuBuffer) -> None:
         """Raise where a check of a call failed."""
@@ -476,10 +490,10 @@ class GpuBound:
 
     def trim(self) -> None:
         with self._program.lock:
-            self._arena = None
+            self._arena = self._notes = None
             self._drop_graphs()
 
     def close(self) -> None:
         with self._program.lock:
-            self._held = self._arena = None
+            self._held = self._arena = self._notes = None
             self._drop_graphs()

@@ -427,7 +427,7 @@ def test_short_launches_prefetch_the_weights_of_the_next_product(emulated: Emula
     )
     *_, text = emit_source([plan_program(parse(CHAIN), emulated.target())]).texts(1)
     launches = list_launches(json.loads(text)["programs"]["smelt0"]["steps"])
-    assert [each["overlaps"] for each in launches].count(True) == 2
+    assert [bool(each["awaits"]) for each in launches].count(True) == 2
     assert not any("prefetch" in each for each in launches)
     chain = parse(CHAIN.replace("<1x", "<40x"))
     made = NativeEngine(emulated.target()).compile(chain)
@@ -521,6 +521,26 @@ def test_checks_are_judged_when_a_result_is_read(emulated: EmulatedCuda) -> None
         before = emulated.emulated.replays
         made(right)
     assert emulated.emulated.replays == before + 1
+
+
+def test_calls_whose_checks_are_not_judged_yet_replay_a_graph(emulated: EmulatedCuda) -> None:
+    """State goes from call to call, as decoding does, and nothing is read on the way."""
+    where = smelt.platform("cuda", "native")
+    (made,) = compile_all([parse(CHECKED)], emulated.target())
+    assert not isinstance(made, SmeltError)
+    state = HostBuffer.of(np.ones(4, np.int32)).to_device(where)
+    replayed = []
+    for _ in range(20):
+        before = emulated.emulated.replays
+        state, _ = made(state)
+        replayed.append(emulated.emulated.replays - before)
+    assert replayed[8:] == [1] * 12  # those before saw addresses for the first time, or recorded a graph
+    np.testing.assert_array_equal(state.numpy(), [1 << 20] * 4)
+    state = HostBuffer.of(np.full(4, -1, np.int32)).to_device(where)
+    for _ in range(9):
+        state, _ = made(state)
+    with pytest.raises(RunError, match="a sum of -4"):  # of the first call
+        state.numpy()
 
 
 # ---- the plan on the host ----

@@ -103,7 +103,7 @@ class Launched:
     scratch: int
     shared: int = 0  # bytes of shared memory beside what the function declares
     weights: int | None = None  # the buffer that it reads before it waits itself for the launch in front of it
-    overlaps: bool = False  # it may begin before the launch in front of it ends
+    early: bool = False  # it holds many weights before it waits: none are prefetched for it
     prefetches: bool = False  # it takes the pieces of memory (`PREFETCHED`) that a later launch reads
 
 
@@ -187,7 +187,7 @@ class StagePrinter(Printer):
             stage.scratch,
             stage.shared if stage.ring else 0,
             self.weights,
-            self.overlaps,
+            self.early,
             self.prefetches,
         )
 
@@ -199,7 +199,7 @@ class StagePrinter(Printer):
         return all(not isinstance(each, BlockMma) and each.form in ATTEND for each in products)
 
     @property
-    def overlaps(self) -> bool:
+    def early(self) -> bool:
         """Whether it is a product of few rows, which holds many weights while it waits for the rows."""
         products = [each for each in walk_statements(self.stage.body) if isinstance(each, Mma | BlockMma)]
         return any(isinstance(each, BlockMma) or each.form in FEW_TENSOR for each in products)

@@ -112,7 +112,7 @@ class PlanWriter:
         at = next((i for i, each in enumerate(later) if each["do"] not in STRAIGHT or _reads_weights(each)), None)
         if _reads_weights(step) or at is None or not _reads_weights(later[at]):
             return
-        if any(each["overlaps"] for each in later[at]["launches"]):  # it reads weights early itself
+        if any(each["early"] for each in later[at]["launches"]):
             return
         found, between = later[at], sum(len(each.get("launches", ())) for each in (step, *later[:at]))
         weights = next(each["awaits"][0] for each in found["launches"] if each["awaits"])
@@ -183,6 +183,6 @@ class PlanWriter:
             "scratch": launched.scratch,
             "shared": launched.shared,
             "awaits": [buffers[weights]] if weights is not None and self._is_weight(buffers[weights]) else [],
-            "overlaps": launched.overlaps and weights is not None and self._is_weight(buffers[weights]),
+            "early": launched.early,
             "prefetches": launched.prefetches,
         }
