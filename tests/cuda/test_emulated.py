@@ -32,7 +32,7 @@ from smelt.ir.blocks import BLOCKS, TABLE
 from smelt.ir.core import Program
 from smelt.ir.interpret import run
 from smelt.ir.text import parse
-from smelt.kernel.build import attention_simt, gemm_simt, paged_attention_simt
+from smelt.kernel.build import attention_simt, paged_attention_simt
 from smelt.kernel.emit import kernel_cuda
 from smelt.kernel.tune.schedules import TensorTile
 from smelt.passes.lower_blocks import round_activations
@@ -631,7 +631,6 @@ def test_tune(emulated: EmulatedCuda, tmp_path: Path, monkeypatch: pytest.Monkey
     """Every width of a tile on tensor cores is built and measured; the database knows the device."""
     for name, value in {"CALLS": (2, 2), "FINAL": (2, 2), "ROUND": 0.0, "SMALL": 0.0}.items():
         monkeypatch.setattr(tuning, name, value)
-    monkeypatch.setattr(gemm_simt, "BUSY", 1 << 30)  # the default is the narrowest tile
     text = """func.func @main(%x: tensor<70x32xbf16>, %w: tensor<32x130xbf16> {smelt.weight = "w"})
       -> tensor<70x130xf32> {
       %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]
@@ -649,7 +648,7 @@ def test_tune(emulated: EmulatedCuda, tmp_path: Path, monkeypatch: pytest.Monkey
     ((machine, key),) = database.read()
     assert (machine.device, machine.model, key) == ("cuda", "an emulated GPU", finding.key)
     widths = {TensorTile(columns): _launch_columns(parse(text), target, columns) for columns in (0, 64, 128, 256)}
-    assert [*widths.values()] == [3, 3, 2, 1]  # blocks of columns
+    assert [*widths.values()] == [2 * 3, 3, 2, 1]  # tiles: by default of 64 rows and columns
 
 
 def _launch_columns(program: Program, target: Target, columns: int) -> int:

@@ -171,9 +171,10 @@ def _infer_packed_conv(call: Call) -> Sequence[Type]:
         call.same_size(groups * floordiv(size, groups), size, "", f"each group has the same number of {count_of}")
     depth = floordiv(channels, groups)
     layout = check_panels(call, groups, depth * prod(taps.window), floordiv(features, groups))
-    run = depth * taps.window[-1] if taps.dilations[-1] == 1 and groups == 1 else depth
-    whole = not layout.pads(K, (groups, run, features))
-    call.require(whole, "", f"the channels of a window's row are a multiple of {layout.multiple(K)}", got=images)
+    adjacent = images.dtype in (bf16, f16) and taps.dilations[-1] == 1 and groups == 1  # the taps of a window's row
+    whole = not layout.pads(K, (groups, depth * taps.window[-1] if adjacent else depth, features))
+    where = "a row of a window" if adjacent else "a group"
+    call.require(whole, "", f"the channels of {where} are a multiple of {layout.multiple(K)}", got=images)
     return [Shape.of(result.dtype, (images.sizes[0], *taps.out(images.sizes[1:-1]), features))]
 
 

@@ -136,19 +136,18 @@ def _tensor_conv(nest: Nest, op: Op, output: Output, form: Form) -> None:
         tile = tensor_tile(nest, tall, wide, used, before, there)
         panel = nest.let(scale(number, wide // width))
         b = panel_slice(nest, op, (group, panel, Number(0)), Amount(run), Columns(before, width, there, f32))
-        rows, tap = Load(Place(starts, Number(0)), i64), window.tap_stride
-        turns: tuple[Expr, ...] = ()
+        rows = Load(Place(starts, Number(0)), i64)
+        counts_of_taps, steps = [window.taps], [window.tap_stride]
         if padded:
             steps = [hole * axis for hole, axis in zip(taps.dilations, window.axes[1:-1], strict=True)]
-            tap = steps[-1]
-            turns = (Number(taps.window[-1]), Amount((steps[0] if len(steps) > 1 else 0) - taps.window[-1] * tap))
+            counts_of_taps, steps = [1, *taps.window][-2:], [0, *steps][-2:]
         a = Slice(
             Place(window.buffer, Number(0)),
-            (used, Amount(count), Amount(run)),
-            (rows, Amount(tap), Amount(window.k_stride)),
+            (used, *map(Amount, counts_of_taps), Amount(run)),
+            (rows, *map(Amount, steps), Amount(window.k_stride)),
         )
         shares = split.shares(nest, (group, part, number), own)
-        nest.emit(Mma(tile.sums, a, across_panels(nest, op, b), form, window=turns, split=shares))
+        nest.emit(Mma(tile.sums, a, across_panels(nest, op, b), form, shares))
         tile = split.finish(nest, tile, shares)
 
         def index(row: Expr, column: Expr) -> tuple[Expr, ...]:

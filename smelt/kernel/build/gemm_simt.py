@@ -19,7 +19,7 @@ from smelt.ir.core import Op
 from smelt.kernel.build.gemm import Columns, axis_stride, panel_slice, required_form, row_slice
 from smelt.kernel.build.sinks import Output, simt_sink
 from smelt.kernel.loops.form import F32_F16, FEW_BF16, FEW_F32_BF16, INT8, TENSOR_F16, TENSOR_F32_BF16, Form
-from smelt.kernel.loops.grammar import Amount, Expr, Load, Mma, Number, Place, Set, Slice, add, scale, split
+from smelt.kernel.loops.grammar import Amount, Expr, Load, Mma, Number, Place, Set, Slice, Split, add, scale, split
 from smelt.kernel.loops.nest import Index, Nest, flat, tensor
 from smelt.kernel.loops.simt import MULTIPROCESSORS
 from smelt.kernel.loops.tensor_tile import FEW_ROWS as FEW_TENSOR_ROWS
@@ -194,7 +194,7 @@ def _many_rows(nest: Nest, op: Op, output: Output, form: Form, here: Size) -> No
         place = (Number(0) if shared == 1 else group, panel, Number(0))
         b = panel_slice(nest, op, place, Amount(depth), Columns(before, width, there, f32))
         shares = split.shares(nest, (group, part, number), share)
-        nest.emit(Mma(tile.sums, a, across_panels(nest, op, b), form, split=shares))
+        nest.emit(Mma(tile.sums, a, across_panels(nest, op, b), form, shares))
         tile = split.finish(nest, tile, shares)
         tile.store_vectors(nest, op, output, columns, lambda row, column: (group, add(first, row), column))
 
@@ -242,28 +242,21 @@ class SplitK(Frozen):
         held = (product(counts), size.splits, size.rows * size.columns)
         return SplitK(size, counts, nest.scratch(Shape.of(f32, held)))
 
-    def shares(self, nest: Nest, tile: Index, number: Expr) -> tuple[Expr, ...]:
+    def shares(self, nest: Nest, tile: Index, number: Expr) -> Expr | Split:
         """What a product says about its part of K."""
         if self.parts < 0:
-            return ()
+            return Number(0)
         done = Load(Place(nest.tile("done", i64, 1), Number(0)), i64)
         parts = Load(Place(nest.buffer(self.parts), Number(0)), f32)
-        return (
-            number,
-            Number(self.size.splits),
-            nest.let(flat(tile, self.counts)),
-            Amount(product(self.counts)),
-            parts,
-            done,
-        )
+        at, tiles = nest.let(flat(tile, self.counts)), Amount(product(self.counts))
+        return Split(number, Number(self.size.splits), at, tiles, parts, done)
 
-    def finish(self, nest: Nest, tile: Tiled, shares: tuple[Expr, ...]) -> Tiled:
+    def finish(self, nest: Nest, tile: Tiled, shares: Expr | Split) -> Tiled:
         """The tile with all of its rows in the block that has the whole sum, else with none."""
-        if not shares:
+        if not isinstance(shares, Split):
             return tile
-        done = shares[-1]
-        assert isinstance(done, Load)
-        whole = nest.read(done.place.array, Number(0), i64)
+        assert isinstance(shares.done, Load)
+        whole = nest.read(shares.done.place.array, Number(0), i64)
         return replace(tile, rows=nest.apply("multiply", whole, tile.rows, dtype=i64))
 
 

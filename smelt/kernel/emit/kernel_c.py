@@ -28,6 +28,7 @@ from smelt.kernel.loops.grammar import (
     Number,
     Place,
     Set,
+    Split,
     Stmt,
     Store,
     Tile,
@@ -149,6 +150,7 @@ class KernelPrinter(Printer):
         """A call of the micro-kernel of a form: rows, a, b, steps, tile, accumulate, prefetch."""
         (rows, taps, extent), (row, tap, step) = mma.a.sizes, mma.a.strides
         sums, (*panels, _, columns) = mma.acc.place, mma.acc.sizes
+        assert not isinstance(mma.accumulate, Split), "processors have other ways to split K"
         share = mma.prefetch if isinstance(mma.prefetch, Chunk) else CACHE_RESIDENT
         sides = (mma.a.place, mma.form.left), (mma.b.place, mma.form.right)
         pointers = [self.array(place, math.storage(dtype)) for place, dtype in sides]

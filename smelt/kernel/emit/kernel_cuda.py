@@ -20,12 +20,13 @@ from smelt.kernel.emit.printer import Printer, apply_text
 from smelt.kernel.emit.tile_cuda import FEW, MMA, TILE, TILED
 from smelt.kernel.emit.tile_dense import tile_call
 from smelt.kernel.emit.tile_mma import attend_call, few_call
-from smelt.kernel.emit.vector_cuda import find_definitions, is_multiple, print_vector
+from smelt.kernel.emit.vector_cuda import find_definitions, first_place, is_multiple
 from smelt.kernel.loops.fold import identity
 from smelt.kernel.loops.form import KEYS_BF16
 from smelt.kernel.loops.grammar import (
     SHORT,
     Affine,
+    Amount,
     Attend,
     BlockMma,
     Expr,
@@ -40,6 +41,7 @@ from smelt.kernel.loops.grammar import (
     Quotient,
     Remainder,
     Set,
+    Split,
     Stmt,
     Store,
     Tile,
@@ -316,7 +318,7 @@ class StagePrinter(Printer):
             case For(_, _, _, "warp") if not self.alone and self.stage.group == "block":
                 return self.warp_loop(stmt, depth)
             case For(_, _, _, "vector"):
-                reads, rest = print_vector(self, stmt, depth + 1, self.definitions)
+                reads, rest = self.vector_loop(stmt, depth + 1)
                 return [f"{pad}{{", *reads, *rest, f"{pad}}}"]
             case For(var, extent, body):
                 head = f"{pad}for (i64 {var.name} = 0; {var.name} < {self.expr(extent)}; {var.name}++) {{"
@@ -426,7 +428,7 @@ class StagePrinter(Printer):
         turns = loop.var.extent // count if isinstance(loop.var.extent, int) else 1
         several = max(each for each in range(1, most + 1) if max(turns, 1) % each == 0)
         pad, var = "  " * depth, loop.var.name
-        reads, rest = print_vector(self, last, depth + 1, self.definitions)
+        reads, rest = self.vector_loop(last, depth + 1)
         reads = [*self.block(names, depth + 1), *reads]
         words = {word for line in reads for word in re.findall(r"(?:const )?[\w<>, ]+ (\w+)(?: = |;)", line)}
         own = re.compile(rf"\b({'|'.join(sorted({var, *words}))})\b")
@@ -446,6 +448,42 @@ class StagePrinter(Printer):
             *rest,
             f"{pad}}}",
         ]
+
+    def vector_loop(self, loop: For, depth: int) -> tuple[list[str], list[str]]:
+        """(lines that read, lines that compute and store): those of several loops may be put together."""
+        definitions = self.definitions
+        pad, at, count = "  " * depth, loop.var.name, static_extent(loop.extent)
+        assert isinstance(count, int)
+        early: list[str] = []
+        inside: list[str] = []
+        late: list[str] = []
+
+        for each in loop.body:
+            match each:
+                case Let(var, Load(place, dtype)) if (
+                    begin := first_place(place, loop, definitions, dtype)
+                ) is not None:
+                    tile = isinstance(place.array, str)
+                    kind = math.register(dtype) if tile else math.storage(dtype)
+                    pack = f"smelt_vector<{kind}, {count}>"
+                    where = self.address(begin, kind)
+                    read = f"*(const {pack} *)({where})" if tile else f"smelt_get_pack<{pack}>({where})"
+                    early.append(f"{pad}const {pack} {var.name}_all = {read};")
+                    value = f"{var.name}_all.x[{at}]"
+                    value = value if tile else math.load(dtype, value)
+                    inside.append(f"{pad}  const {math.register(dtype)} {var.name} = {value};")
+                case Store(place, value) if (
+                    not isinstance(place.array, str)
+                    and (begin := first_place(place, loop, definitions, value.dtype)) is not None
+                ):
+                    kind, name = math.storage(value.dtype), f"stored_{at}_{len(late)}"
+                    inside.append(f"{pad}  {name}.x[{at}] = {math.store(value.dtype, self.expr(value))};")
+                    late.append(f"{pad}smelt_put_pack({self.address(begin, kind)}, {name});")
+                    early.append(f"{pad}smelt_vector<{kind}, {count}> {name};")
+                case _:
+                    inside += self.statement(each, depth + 1)
+        head = [f"{pad}for (int {at} = 0; {at} < {count}; {at}++) {{"]
+        return early, ["#pragma unroll", *head, *inside, f"{pad}}}", *late]
 
     @property
     def definitions(self) -> dict[Var, Expr]:
@@ -493,7 +531,7 @@ class StagePrinter(Printer):
             head = loop_head(pad, var, f"{LANE} % {WARP}", fold.extent, extent, WARP)
             size = static_extent(fold.extent)
             # Loads of several terms at once; those of a short row are kept for what follows.
-            times = "" if isinstance(size, int) and size <= SHORT_ROW else " 8"
+            times = "" if isinstance(size, int) and size <= SHORT_ROW and size % WARP == 0 else " 8"
             return [
                 *([f"#pragma unroll{times}"] if "for" in head[0] else []),
                 *head,
@@ -528,7 +566,8 @@ class StagePrinter(Printer):
 
     def mma(self, mma: Mma) -> str:
         """A call of the micro-kernel of a form by the group."""
-        (rows, taps, extent), (row, tap, step) = mma.a.sizes, mma.a.strides
+        (rows, *counts, extent), (row, *steps, step) = mma.a.sizes, mma.a.strides
+        taps, tap, *turns = taps_of_window(counts, steps)
         panel, columns = mma.acc.strides[0], mma.acc.sizes[1]
         starts, row_text = ("(const i64 *)0", self.expr(row))
         if isinstance(row, Load):
@@ -541,17 +580,17 @@ class StagePrinter(Printer):
             f"(const {math.storage(mma.form.right)} *)({self.address(mma.b.place, math.storage(mma.form.right))})",
             *map(self.expr, (mma.b.strides[0], taps, extent)),
             self.address(mma.acc.place, math.register(mma.form.total)),
-            *map(self.expr, (panel, columns, mma.accumulate)),
+            *map(self.expr, (panel, columns, Number(0) if isinstance(mma.accumulate, Split) else mma.accumulate)),
         ]
         name = mma.form.name
         if mma.form in TENSOR:
-            turns = [self.expr(each) for each in mma.window[:2]] or ["0", "0"]
-            given = [*given[:5], *turns, *given[6:8], self.expr(mma.b.strides[2]), *given[8:]]
+            given = [*given[:5], *map(self.expr, turns), *given[6:8], self.expr(mma.b.strides[2]), *given[8:]]
             tall, wide = tile_rows(mma, (tile for tile, _ in self.stage.tiles)), tile_columns(mma)
             stages = self.stage.ring // stage_bytes(mma.form, wide, tall)
-            flags = {"aligned": self.is_aligned(mma), "window": bool(mma.window), "splits": bool(mma.split)}
+            splits = isinstance(mma.accumulate, Split)
+            flags = {"aligned": self.is_aligned(mma), "window": len(counts) > 1, "splits": splits}
             function = tile_call(mma.form, tall, wide, stages, **flags)
-            share = [self.share(mma, tall * wide)] if mma.split else []
+            share = [self.share(mma.accumulate, tall * wide)] if isinstance(mma.accumulate, Split) else []
             return f"{function}({LANE}, smelt_shared, {', '.join((*given, *share))});"
         if mma.form in FEW_TENSOR:
             few = [given[i] for i in (0, 1, 3, 6, 7, 9, 10, 11, 12)]
@@ -580,8 +619,8 @@ class StagePrinter(Printer):
 
     def is_aligned(self, mma: Mma) -> bool:
         """Whether all rows and taps of the left operand surely begin and end at 16 bytes, as every buffer does."""
-        row, tap, _ = mma.a.strides
-        steps = [mma.a.place.index, mma.a.sizes[2], tap, *mma.window[1:], *([] if isinstance(row, Load) else [row])]
+        row, *taps, _ = mma.a.strides
+        steps = [mma.a.place.index, mma.a.sizes[-1], *taps, *([] if isinstance(row, Load) else [row])]
         if isinstance(row, Load):
             first = [each for each in walk_statements(self.stage.body) if isinstance(each, Store)]
             here = (each for each in first if each.place.array == row.place.array)
@@ -589,15 +628,15 @@ class StagePrinter(Printer):
         number, known = 128 // mma.form.left.bits, self.definitions
         return all(is_multiple(each, number, known) for each in steps)
 
-    def share(self, mma: Mma, sums: int) -> str:
+    def share(self, split: Split, sums: int) -> str:
         """What a block that has a part of K shares with others. Counters are zero before and after every launch."""
-        number, count, tile, tiles, parts, done = mma.split
+        parts, done, tile, count = split.parts, split.done, self.expr(split.tile), self.expr(split.count)
         assert isinstance(parts, Load)
         assert isinstance(done, Load)
-        self.counters = static_extent(tiles)
-        first = f"{self.address(parts.place, 'f32')} + ({self.expr(tile)}) * {self.expr(count)} * {sums}"
-        counter = f"{self.name}_counters + {self.expr(tile)}"
-        return f"smelt_share{{{self.expr(number)}, {self.expr(count)}, {first}, {counter}, {done.place.array}}}"
+        self.counters = static_extent(split.tiles)
+        first = f"{self.address(parts.place, 'f32')} + ({tile}) * {count} * {sums}"
+        counter = f"{self.name}_counters + {tile}"
+        return f"smelt_share{{{self.expr(split.number)}, {count}, {first}, {counter}, {done.place.array}}}"
 
     def block_mma(self, mma: BlockMma) -> str:
         """A call of the micro-kernel of a format by a block: rows, integers, scales, totals, records, tile."""
@@ -672,6 +711,18 @@ def loop_head(pad: str, var: str, first: str, extent: Expr, text: str, stride: i
             head = f"{pad}for (int turn = 0; turn < {count // stride}; turn++) {{"
             return [head, f"{pad}  const i64 {var} = {first} + {stride} * turn;"]
     return [f"{pad}for (i64 {var} = {first}; {var} < {text}; {var} += {stride}) {{"]
+
+
+def taps_of_window(counts: Sequence[Expr], steps: Sequence[Expr]) -> tuple[Expr, Expr, Expr, Expr]:
+    """(taps, their distance, taps of a line of the window, what a line adds to that distance)."""
+    if len(counts) == 1:
+        return counts[0], steps[0], Number(0), Number(0)
+    (lines, across), (line, tap) = (tuple(static_extent(each) for each in given) for given in (counts, steps))
+    assert lines is not None
+    assert across is not None
+    assert line is not None
+    assert tap is not None
+    return Amount(lines * across), Amount(tap), Amount(across), Amount(line - across * tap)
 
 
 def is_second_half(index: Expr) -> bool:

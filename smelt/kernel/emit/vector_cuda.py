@@ -11,18 +11,14 @@ from math import gcd
 
 from smelt.dim import Size
 from smelt.dtype import DType
-from smelt.kernel import math
-from smelt.kernel.emit.printer import Printer
 from smelt.kernel.loops.grammar import (
     Amount,
     Expr,
     For,
     Let,
-    Load,
     Number,
     Place,
     Stmt,
-    Store,
     Var,
     add,
     affine,
@@ -77,50 +73,13 @@ def find_definitions(statements: Sequence[Stmt]) -> dict[Var, Expr]:
     return {each.var: each.value for each in walk_statements(statements) if isinstance(each, Let)}
 
 
-def print_vector(
-    printer: Printer, loop: For, depth: int, definitions: Mapping[Var, Expr]
-) -> tuple[list[str], list[str]]:
-    """(lines that read, lines that compute and store): those of several loops may be put together."""
-    pad, at, count = "  " * depth, loop.var.name, static_extent(loop.extent)
-    assert isinstance(count, int)
-    inner = {each.var: each.value for each in walk_statements(loop.body) if isinstance(each, Let)}
-    early: list[str] = []
-    inside: list[str] = []
-    late: list[str] = []
-
-    def first(place: Place, dtype: DType) -> Place | None:
-        step = min(BYTES, count * dtype.bits // 8) * 8 // dtype.bits if dtype.bits >= 8 else 0
-        return _first_place(place, loop.var, inner, definitions, step) if step else None
-
-    for each in loop.body:
-        match each:
-            case Let(var, Load(place, dtype)) if (begin := first(place, dtype)) is not None:
-                tile = isinstance(place.array, str)
-                kind = math.register(dtype) if tile else math.storage(dtype)
-                pack = f"smelt_vector<{kind}, {count}>"
-                where = printer.address(begin, kind)
-                read = f"*(const {pack} *)({where})" if tile else f"smelt_get_pack<{pack}>({where})"
-                early.append(f"{pad}const {pack} {var.name}_all = {read};")
-                value = f"{var.name}_all.x[{at}]"
-                value = value if tile else math.load(dtype, value)
-                inside.append(f"{pad}  const {math.register(dtype)} {var.name} = {value};")
-            case Store(place, value) if (
-                not isinstance(place.array, str) and (begin := first(place, value.dtype)) is not None
-            ):
-                kind, name = math.storage(value.dtype), f"stored_{at}_{len(late)}"
-                inside.append(f"{pad}  {name}.x[{at}] = {math.store(value.dtype, printer.expr(value))};")
-                late.append(f"{pad}smelt_put_pack({printer.address(begin, kind)}, {name});")
-                early.append(f"{pad}smelt_vector<{kind}, {count}> {name};")
-            case _:
-                inside += printer.statement(each, depth + 1)
-    head = [f"{pad}for (int {at} = 0; {at} < {count}; {at}++) {{"]
-    return early, ["#pragma unroll", *head, *inside, f"{pad}}}", *late]
-
-
-def _first_place(
-    place: Place, var: Var, inner: Mapping[Var, Expr], definitions: Mapping[Var, Expr], step: int
-) -> Place | None:
-    """The place of the loop's first element, if the others follow it and it is a multiple of `step` elements."""
+def first_place(place: Place, loop: For, definitions: Mapping[Var, Expr], dtype: DType) -> Place | None:
+    """The place of the loop's first element, if the others follow it and it is aligned."""
+    var, count = loop.var, static_extent(loop.extent)
+    inner = find_definitions(loop.body)
+    if dtype.bits < 8 or not isinstance(count, int):
+        return None
+    step = min(BYTES, count * dtype.bits // 8) * 8 // dtype.bits
     whole = _resolve(place.index, inner)
     if dict(affine(whole).terms).get(var) != 1:
         return None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from smelt.dim import Size
+from smelt.dim import Size, product
 from smelt.dtype import i64
 from smelt.ir.blocks import BLOCKS
 from smelt.kernel.loops.grammar import (
@@ -46,8 +46,9 @@ def count_work(statements: Sequence[Stmt]) -> Size:
             case For(_, _, body) | While(_, _, body) | Fold(_, _, body):
                 total = total + 64 * count_work(body)
             case Mma(_, a):
-                _, taps, extent = (size.size if isinstance(size, Amount) else None for size in a.sizes)
-                total = total + 16 * (128 if extent is None else extent) * (1 if taps is None else taps)
+                _, *taps, extent = (size.size if isinstance(size, Amount) else None for size in a.sizes)
+                steps = product(1 if each is None else each for each in taps)
+                total = total + 16 * (128 if extent is None else extent) * steps
             case Attend(keys=keys, depth=depth, values=values):
                 total = total + 128 * (keys.size if isinstance(keys, Amount) else 1024) * (depth + values)
             case BlockMma(panel=Slice(_, (Amount(count), _)), format=format):

@@ -235,6 +235,18 @@ class Fold(Frozen):
         return f32 if dtype.is_float and dtype.bits < 32 else dtype
 
 
+class Split(Frozen):
+    """Part `number` of `count` parts of K, of tile number `tile` of `tiles`, on a GPU. `parts` and `done` are loads of
+    the first elements of a buffer and of a tile: the last call adds up the parts there, and sets `done` to 1."""
+
+    number: Expr
+    count: Expr
+    tile: Expr
+    tiles: Expr
+    parts: Expr
+    done: Expr
+
+
 class Mma(Frozen):
     """Micro-kernel call: acc[i, j] = sum over t and k of a[i, t, k] * b[t, k, j], in the order of (t, k).
 
@@ -245,20 +257,16 @@ class Mma(Frozen):
     as many adjacent elements as b has, for a later call; None: they are in the cache.
     On a GPU a call may take more steps than a K-block of the form, and the row stride of `a` may be a load of the first
     element of a tile: then row i begins as many elements after the place of `a` as element i of that tile says.
-    `window`: (taps of a row of a window, elements from the end of such a row to the next one). Then the second half of
-    that tile says by bit t of its element i whether tap t of row i is there; others are zeros.
-    `split`: (number, count, number of the tile, tiles, loads of the first elements of a buffer and of a tile). Then the
-    call has one part of K; the last of `count` calls adds up the parts in that buffer, sets `acc` and that tile to 1.
+    There `a` may be [row, line of a window, tap, k]: then the second half of that tile says by bit t of its element i
+    whether tap t of row i is there; others are zeros. With a `Split` to accumulate the call has a part of K.
     """
 
     acc: Slice
     a: Slice
     b: Slice
     form: Form
-    accumulate: Expr = Number(0)
+    accumulate: Expr | Split = Number(0)
     prefetch: Chunk | Place | None = None
-    window: tuple[Expr, ...] = ()
-    split: tuple[Expr, ...] = ()
 
 
 class BlockMma(Frozen):
@@ -527,7 +535,7 @@ def _fields(*types: str) -> dict[type, tuple[str, ...]]:
 _BLOCKS, _VARS = _fields("tuple[Stmt, ...]"), _fields("Var")
 _PLACES = _fields("Place", "Slice")
 _EXPRS = _fields(
-    "Expr", "Place", "Slice", "Chunk | Place | None", "Place | None", "tuple[Expr, ...]"
+    "Expr", "Expr | Split", "Place", "Slice", "Chunk | Place | None", "Place | None", "tuple[Expr, ...]"
 )  # whatever holds expressions
 
 
@@ -551,6 +559,8 @@ def _inside(held: Any) -> tuple[Expr, ...]:
             return (place.index, *sizes, *strides)
         case Chunk(number, count):
             return number, count
+        case Split():
+            return tuple(held.record().values())
         case None:
             return ()
         case tuple():
@@ -600,6 +610,8 @@ def _rebuild_field(held: Any, expr: Callable[[Expr], Expr]) -> Any:
             return Slice(_rebuild_field(place, expr), tuple(map(expr, sizes)), tuple(map(expr, strides)))
         case Chunk(number, count):
             return Chunk(expr(number), expr(count))
+        case Split():
+            return Split(**{name: expr(each) for name, each in held.record().items()})
         case None:
             return None
         case tuple():

@@ -20,7 +20,7 @@ from smelt.kernel.loops.form import (
     VALUES_BF16,
     Form,
 )
-from smelt.kernel.loops.grammar import Amount, Attend, BlockMma, Mma, Number, Tile
+from smelt.kernel.loops.grammar import Amount, Attend, BlockMma, Mma, Number, Split, Tile
 
 TENSOR, FEW_TENSOR = (TENSOR_BF16, TENSOR_F16, TENSOR_F32_BF16), (FEW_BF16, FEW_F32_BF16)
 ATTEND = KEYS_BF16, VALUES_BF16
@@ -93,7 +93,7 @@ def tile_rows(mma: Mma, tiles: Iterable[Tile]) -> int:
 
 def shares_memory(mma: Mma | BlockMma) -> bool:
     """Whether the sums may take the memory of the operands: they are written once, after all of them were read."""
-    return isinstance(mma, BlockMma) or mma.accumulate == Number(0)
+    return isinstance(mma, BlockMma) or mma.accumulate == Number(0) or isinstance(mma.accumulate, Split)
 
 
 # ---- FlashAttention: tiles of keys and values go through a ring ----

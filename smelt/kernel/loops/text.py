@@ -34,6 +34,7 @@ from smelt.kernel.loops.grammar import (
     Quotient,
     Remainder,
     Set,
+    Split,
     Stmt,
     Store,
     Tile,
@@ -96,14 +97,20 @@ def _statement(stmt: Stmt, pad: str, inside: int) -> list[str]:
 
 def _mma(stmt: Mma) -> str:
     """i counts the tile's rows, j its columns."""
-    (rows, taps, extent), (row, tap, k), pack = stmt.a.sizes, stmt.a.strides, stmt.form.k_pack
-    more = [_steps("tap", tap)] if taps not in (Number(1), Amount(1)) else []
+    (rows, *taps, extent), (row, *tap, k), pack = stmt.a.sizes, stmt.a.strides, stmt.form.k_pack
+    each_tap = [*zip(("line", "tap")[-len(taps) :], taps, tap, strict=True)]
+    counted = [(name, count, step) for name, count, step in each_tap if count not in (Number(1), Amount(1))]
+    more = [_steps(name, step) for name, _, step in counted]
     a = _sum(stmt.a.place.index, _steps("i", row), *more, _steps("k", k))
     line, at = ("k", "j") if pack == 1 else (f"k//{pack}", f"{pack}*j + k%{pack}")
     *panels, b_stride, _ = stmt.b.strides
     b = _sum(stmt.b.place.index, *(_steps("panel", each) for each in panels), _steps(line, b_stride), at)
-    over = (f"tap < {text(taps)}, " if more else "") + f"k < {text(extent)}"
-    sign = "=" if stmt.accumulate == Number(0) else f"+= (where {text(stmt.accumulate)}, else =)"
+    over = "".join(f"{name} < {text(count)}, " for name, count, _ in counted) + f"k < {text(extent)}"
+    match stmt.accumulate:
+        case Split(number, count):
+            sign = f"= part {text(number)} of {text(count)} of the"
+        case other:
+            sign = "=" if other == Number(0) else f"+= (where {text(other)}, else =)"
     place = stmt.acc.place
     tile = f"{place.array}" if place.index == Number(0) else f"{place.array}[{text(place.index)}:]"
     *_, width, _ = stmt.acc.strides
