@@ -6,6 +6,7 @@ python examples/serve/with_openai.py [--model chat] [--url http://127.0.0.1:8000
 """
 
 import argparse
+from typing import Any
 
 import openai
 
@@ -15,7 +16,7 @@ parser.add_argument("--url", default="http://127.0.0.1:8000")
 given = parser.parse_args()
 
 client = openai.OpenAI(base_url=f"{given.url}/v1", api_key="none")
-messages = [{"role": "user", "content": "What is the capital of France?"}]
+messages: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 whole = client.chat.completions.create(model=given.model, messages=messages, max_tokens=32, temperature=0)
 print(whole.choices[0].message.content)
 
@@ -24,6 +25,6 @@ for chunk in client.chat.completions.create(model=given.model, messages=messages
 print()
 
 city = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}}, "required": ["city"]}
-form = {"type": "json_schema", "json_schema": {"name": "city", "schema": {**city, "additionalProperties": False}}}
+form: Any = {"type": "json_schema", "json_schema": {"name": "city", "schema": {**city, "additionalProperties": False}}}
 formed = client.chat.completions.create(model=given.model, messages=messages, max_tokens=64, response_format=form)
 print(formed.choices[0].message.content)
