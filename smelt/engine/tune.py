@@ -430,7 +430,7 @@ class _Tuner:
             while (count := len(taken[0])) < least or (count < most and time.perf_counter() - begin < patience):
                 for at in (count % 2, 1 - count % 2):
                     taken[at].append(call_undisturbed(partial(self._time_call, (was, new)[at])))
-            return Estimate.of(pair_ratios(taken[1], taken[0], len(taken[0]) // NEIGHBOURS))
+            return Estimate.of(pair_ratios(taken[1], taken[0], max(1, len(taken[0]) // NEIGHBOURS)))
         finally:
             was.close()
             new.close()

@@ -98,7 +98,7 @@ def test_bytecode_without_jaxlib_says_what_to_install(artifact: Any, tmp_path: P
     path.write_bytes(artifact.serialize())
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "jaxlib" else real(name))
-    with pytest.raises(MissingPackageError, match=r"pip install smelt\[xla\]"):
+    with pytest.raises(MissingPackageError, match=r'pip install "smelt\[xla\]"'):
         read(path)
 
 
