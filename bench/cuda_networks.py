@@ -107,7 +107,7 @@ def make_ours(path: Path, inputs: dict[str, Any], precision: str) -> tuple[Conte
     arrays = [engine.put(HostBuffer.of(each)) for each in inputs.values()]  # type: ignore[attr-defined]
     host_plan.OVERLAP = overlap == "overlap"  # until the graph is recorded
     _warm((lambda: executable(*arrays), lambda result: result[0].wait(), lambda result: result))
-    host_plan.OVERLAP = False
+    host_plan.OVERLAP = True
 
     def profile() -> dict[str, Any]:
         with Timed(find_device("cuda").driver) as timed:  # type: ignore[attr-defined]
