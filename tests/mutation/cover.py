@@ -1,19 +1,26 @@
 """Which tests run which lines of smelt: one pytest run per test file under coverage.py, kept until sources change.
 
-`collect` gives a `CoverageMap`. With `-p tests.mutation.cover` this file is also the pytest plugin that measures.
+`collect` gives a `CoverageMap`, where asked for from runs of an older package, whose lines are found again by a diff.
+With `-p tests.mutation.cover` this file is also the pytest plugin that measures.
 """
 
 from __future__ import annotations
 
+import difflib
+import fcntl
+import functools
 import hashlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,13 +42,18 @@ class CoverageMap:
     lines: dict[str, dict[int, set[str]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(set)))
     seconds: dict[str, float] = field(default_factory=dict)
     ran: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))  # test → lines of each file
+    is_old: bool = False  # some of it is of an older package: its tests may fail without any mutant
 
-    def add(self, record: dict[str, Any]) -> None:
+    def add(self, record: dict[str, Any], moved: dict[str, dict[int, int]] | None = None) -> None:
+        """What a test file runs; with `moved`, of an older package: old lines → lines, of each file that changed."""
         self.seconds |= record["seconds"]
         names = record["names"]
         for file, lines in record["lines"].items():
+            places = (moved or {}).get(file)
             for line, tests in lines.items():
-                self.lines[file][int(line)].update(names[test] for test in tests)
+                place = int(line) if places is None else places.get(int(line))
+                if place is not None:
+                    self.lines[file][place].update(names[test] for test in tests)
                 for test in tests:
                     self.ran[names[test]][file] += 1
 
@@ -94,29 +106,91 @@ class CoverageMap:
         return named or every or {name for name in self.seconds if name.startswith(room)}
 
 
-def collect(root: Path, kept: Path, files: Sequence[Path], timeout: float, jobs: int = 1) -> CoverageMap:
-    """The map of a copy of the repository; the same package and test file are not measured again."""
+class Turn:
+    """A file that is locked, shared, while tests run: who locks it alone, to measure speed, has the machine alone.
+
+    Tests in several threads let it go together now and then, since locks that are shared without a gap let nobody in.
+    """
+
+    LONGEST, GAP = 20.0, 0.2  # seconds after which no more tests start, and for which the file is then let go
+
+    def __init__(self, path: Path | None) -> None:
+        self.path, self.running, self.since = path, 0, 0.0
+        self.change = threading.Condition()
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        if self.path is None:
+            yield
+            return
+        with self.change:
+            self.change.wait_for(lambda: not self.running or time.monotonic() < self.since + self.LONGEST)
+            if not self.running:
+                self.file = self.path.open("w")
+                fcntl.flock(self.file, fcntl.LOCK_SH)
+                self.since = time.monotonic()
+            self.running += 1
+        try:
+            yield
+        finally:
+            with self.change:
+                self.running -= 1
+                if not self.running:
+                    self.file.close()
+                    time.sleep(self.GAP)
+                self.change.notify_all()
+
+
+def collect(
+    root: Path, kept: Path, files: Sequence[Path], timeout: float, jobs: int = 1, turn: Turn | None = None,
+    is_old_enough: bool = False,
+) -> CoverageMap:  # fmt: skip
+    """The map of a copy of the repository; the same package and test file are not measured again.
+
+    With `is_old_enough` a test file that did not change is not measured again for a package that did.
+    """
     kept.mkdir(parents=True, exist_ok=True)
-    package = _digest(sorted((root / "smelt").rglob("*.py")))
+    sources = {str(path.relative_to(root)): path.read_text() for path in sorted((root / "smelt").rglob("*.py"))}
+    package = _digest(*sources.values())
+    (kept / f"package-{package}.json").write_text(json.dumps(sources))
 
     def measure(path: Path) -> Path:
-        key = hashlib.blake2b(f"{package} {path} {_digest([root / path])}".encode(), digest_size=16).hexdigest()
-        record = kept / f"{key}.json"
+        name = f"{str(path).replace('/', '.')}-{_digest((root / path).read_text())}"
+        record = kept / f"{name}-{package}.json"
+        if is_old_enough and not record.exists():
+            record = max(kept.glob(f"{name}-*.json"), key=lambda each: each.stat().st_mtime, default=record)
         if not record.exists():
-            _measure(root, path, record, timeout)
+            with (turn or Turn(None)).taken():
+                _measure(root, path, record, timeout)
         return record
+
+    @functools.cache
+    def moved_since(package: str) -> dict[str, dict[int, int]]:
+        old = json.loads((kept / f"package-{package}.json").read_text())
+        return {
+            file: move_lines(text, sources.get(file, "")) for file, text in old.items() if text != sources.get(file)
+        }
 
     found = CoverageMap()
     with ThreadPoolExecutor(jobs) as pool:
         for record in pool.map(measure, files):
+            measured = record.stem.rpartition("-")[2]
+            found.is_old |= measured != package
             if record.exists():
-                found.add(json.loads(record.read_text()))
+                found.add(json.loads(record.read_text()), moved_since(measured) if measured != package else None)
     return found
+
+
+def move_lines(old: str, new: str) -> dict[int, int]:
+    """The number of each line of an older text that is still there → its number now."""
+    blocks = difflib.SequenceMatcher(None, old.splitlines(), new.splitlines(), autojunk=False).get_matching_blocks()
+    return {block.a + i + 1: block.b + i + 1 for block in blocks for i in range(block.size)}
 
 
 def _measure(root: Path, path: Path, record: Path, timeout: float) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "-m", "not slow", str(path)]
     environment = {**os.environ, "PYTHONPATH": str(root), RESULT: str(record), "SMELT_SEED": "1"}
+    environment["SMELT_CACHE_DIR"] = str(record.parent / "cache")  # the one in which mutants compile
     command += ["-p", "tests.mutation.cover"]
     process = subprocess.Popen(
         command, cwd=root, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -134,10 +208,10 @@ def _measure(root: Path, path: Path, record: Path, timeout: float) -> None:
     print(f"  {path}: {''.join(output.strip().splitlines()[-1:])}", flush=True)
 
 
-def _digest(paths: Sequence[Path]) -> str:
-    made = hashlib.blake2b(digest_size=16)
-    for path in paths:
-        made.update(path.read_bytes())
+def _digest(*texts: str) -> str:
+    made = hashlib.blake2b(digest_size=8)
+    for text in texts:
+        made.update(text.encode())
     return made.hexdigest()
 
 

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from tests.mutation.cover import CoverageMap, collect  # noqa: E402
+from tests.mutation.cover import CoverageMap, Turn, collect  # noqa: E402
 from tests.mutation.mutants import Mutant, mutants_of  # noqa: E402
 
 COPIED = (
@@ -103,15 +103,15 @@ def take_over(trials: list[Trial], earlier: dict[str, Any]) -> None:
 class Copy:
     """A scratch copy of the repository in which one mutant at a time is tried."""
 
-    def __init__(self, folder: Path, cache: Path, end: float) -> None:
-        self.root, self.cache, self.end = folder, cache, end
+    def __init__(self, folder: Path, cache: Path, end: float, turn: Turn) -> None:
+        self.root, self.cache, self.end, self.turn = folder, cache, end, turn
         self.sound: dict[tuple[str, ...], bool] = {}
         copy_repository(folder)
 
     def try_first(self, trial: Trial, coverage: CoverageMap, options: argparse.Namespace) -> None:
         tests = coverage.tests_of(trial.file, trial.mutant.lines, options.budget)
         if tests:
-            self.try_tests(trial, tests, options.limit)
+            self.try_tests(trial, tests, options.limit, check=coverage.is_old)
         else:
             trial.outcome = "uncovered"
 
@@ -125,8 +125,8 @@ class Copy:
             self.try_tests(trial, [SAMPLE], options.sample_limit, check=True)
 
     def try_tests(self, trial: Trial, tests: list[str], limit: float, check: bool = False) -> None:
-        """Run tests with a mutant. With `check`, and where they take too long, it is killed only if what failed passes
-        without it. Nothing is known, and nothing changes, where the time of all mutants ends first."""
+        """Run tests with a mutant. With `check`, and where no test is seen to fail, it is killed only if what failed
+        passes without it. Nothing is known, and nothing changes, where the time of all mutants ends first."""
         start = time.monotonic()
         limit = min(limit, self.end - start)
         if not tests or limit <= 0:
@@ -138,7 +138,8 @@ class Copy:
             outcome, reason, noticed = self.run(tests, limit, trial.file)
         finally:
             path.write_text(source)
-        if outcome == "survived" or not (check or reason == LATE) or self.is_sound(noticed, limit, trial.file):
+        is_seen = reason.startswith(("FAILED ", "ERROR ")) and not check
+        if outcome == "survived" or is_seen or self.is_sound(noticed, limit, trial.file):
             trial.outcome, trial.reason = outcome, reason
         elif time.monotonic() >= self.end:
             return
@@ -167,6 +168,12 @@ class Copy:
         limit = max(limit, 1)
         options = ["-x", "-q", "-n0", "--no-header", "--tb=no", "-p", "no:cacheprovider", f"--timeout={limit:g}"]
         command = [sys.executable, "-m", "pytest", *options, *tests]
+        with self.turn.taken():
+            return self.outcome(command, environment, tests, limit)
+
+    def outcome(
+        self, command: list[str], environment: dict[str, str], tests: list[str], limit: float
+    ) -> tuple[str, str, list[str]]:
         process = subprocess.Popen(
             command, cwd=self.root, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True, start_new_session=True,
@@ -212,11 +219,12 @@ def run(options: argparse.Namespace) -> list[Trial]:
     end = time.monotonic() + options.total
     kept = ROOT / ".mutation"
     with tempfile.TemporaryDirectory(prefix="smelt-mutants-") as scratch:
-        copies = [Copy(Path(scratch) / str(i), kept / "cache", end) for i in range(options.jobs)]
+        turn = Turn(options.lock)
+        copies = [Copy(Path(scratch) / str(i), kept / "cache", end, turn) for i in range(options.jobs)]
         first = copies[0].root
         files = [path.relative_to(first) for part in options.tests for path in files_of(first / part)]
         print(f"coverage of {len(files)} test files")
-        coverage = collect(first, kept, files, options.map_timeout, options.jobs)
+        coverage = collect(first, kept, files, options.map_timeout, options.jobs, turn, options.old_map)
         trials = draw(first, options.seed, options.count, options.only)
         for trial in trials:
             trial.reason = known_equivalent(trial, known)
@@ -287,6 +295,10 @@ def main() -> int:
     parser.add_argument("--second-limit", type=float, default=240, help="seconds after which a second try ends")
     parser.add_argument("--sample-limit", type=float, default=240, help="the same for samples of the suites; 0: none")
     parser.add_argument("--map-timeout", type=float, default=600, help="seconds for the coverage of one test file")
+    parser.add_argument(
+        "--old-map", action="store_true", help="use the coverage of an older package, if the test is the same"
+    )
+    parser.add_argument("--lock", type=Path, help="a file that is locked, shared, while tests run")
     parser.add_argument("--total", type=float, default=3600, help="seconds for all mutants")
     parser.add_argument("--at-least", type=float, default=0.0, help="fail below this share of killed mutants")
     parser.add_argument("--json", type=Path)

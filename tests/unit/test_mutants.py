@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import fcntl
+import json
+import threading
 import time
 import tomllib
 from functools import partial
@@ -12,7 +15,8 @@ from types import SimpleNamespace
 import pytest
 
 import smelt
-from tests.mutation.cover import IMPORT, CoverageMap
+from tests.mutation import cover
+from tests.mutation.cover import IMPORT, CoverageMap, Turn, collect, move_lines
 from tests.mutation.mutants import mutants_of
 from tests.mutation.run import EQUIVALENT, LATE, Copy, Trial, draw, files_of, known_equivalent
 
@@ -159,6 +163,65 @@ def test_tests_of_a_line_that_runs_in_other_processes_alone() -> None:
     assert coverage.tests_of("smelt/device/cuda_driver.py", [7], 100) == ["tests/cuda/test_driver.py::test"]
 
 
+def test_the_map_of_an_older_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines that are still there keep their tests where they are now; a changed test file is measured again."""
+    root, kept, test = tmp_path / "root", tmp_path / "kept", Path("tests/test_a.py")
+    measured: list[str] = []
+
+    def measure(root: Path, path: Path, record: Path, timeout: float) -> None:
+        measured.append((root / "smelt/x.py").read_text())
+        lines = {"smelt/x.py": {"1": [1], "2": [1]}, "smelt/y.py": {"1": [1]}}
+        record.write_text(json.dumps({"seconds": {"t": 0.1}, "names": [IMPORT, "t"], "lines": lines}))
+
+    def write(name: str, text: str) -> None:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+    monkeypatch.setattr(cover, "_measure", measure)
+    for name, text in (("smelt/x.py", "a\nb\n"), ("smelt/y.py", "d\n"), (str(test), "1")):
+        write(name, text)
+    assert not collect(root, kept, [test], 1).is_old
+    write("smelt/x.py", "new\na\nchanged\n")
+    moved = collect(root, kept, [test], 1, is_old_enough=True)
+    assert (moved.is_old, len(measured)) == (True, 1)
+    assert {file: {**lines} for file, lines in moved.lines.items()} == {
+        "smelt/x.py": {2: {"t"}},
+        "smelt/y.py": {1: {"t"}},
+    }
+    write(str(test), "2")
+    assert not collect(root, kept, [test], 1, is_old_enough=True).is_old
+    write(str(test), "1")
+    assert not collect(root, kept, [test], 1).is_old
+    assert len(measured) == 3
+
+
+def test_lines_that_are_still_there() -> None:
+    assert move_lines("a\nb\nc\nd\n", "x\na\nc\ny\nd\n") == {1: 2, 3: 3, 4: 5}
+    assert move_lines("a\n", "") == {}
+
+
+def test_tests_run_while_nobody_measures(tmp_path: Path) -> None:
+    path, turn = tmp_path / "lock", Turn(tmp_path / "lock")
+    with path.open("w") as alone:
+        with turn.taken(), turn.taken(), pytest.raises(BlockingIOError):
+            fcntl.flock(alone, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(alone, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        began = threading.Event()
+
+        def begin() -> None:
+            with turn.taken():
+                began.set()
+
+        thread = threading.Thread(target=begin)
+        thread.start()
+        assert not began.wait(0.05)
+        fcntl.flock(alone, fcntl.LOCK_UN)
+        thread.join()
+        assert began.is_set()
+    with Turn(None).taken(), Turn(None).taken():
+        pass
+
+
 def test_files_with_tests(tmp_path: Path) -> None:
     example = ">>> 1 + 1\n2\n"
     texts = {"tests/unit/test_a.py": "", "tests/unit/b.py": example, "smelt/x.py": example, "smelt/y.py": ""}
@@ -214,6 +277,9 @@ class Outcomes(Copy):
         ([("killed", "FAILED a"), ("killed", "FAILED a")], True, "survived"),
         ([("killed", LATE), ("killed", LATE)], False, "survived"),
         ([("killed", LATE), ("survived", "")], False, "killed"),
+        ([("killed", "ERROR a")], False, "killed"),
+        ([("killed", "ERROR: not found: a"), ("killed", "ERROR: not found: a")], False, "survived"),
+        ([("killed", "exit status 4"), ("killed", "exit status 4")], False, "survived"),
         ([("survived", "")], True, "survived"),
     ],
 )
