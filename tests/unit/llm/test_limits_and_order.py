@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from smelt.dtype import dtype, f32
-from smelt.errors import FileError, SmeltError, UnsupportedError
+from smelt.errors import FileError, RunError, SmeltError, UnsupportedError
 from smelt.llm import chat, encoder
+from smelt.llm.config import PAGE
 from smelt.llm.cross_encoder import read_head
+from smelt.llm.engine import Engine
 from smelt.llm.language_model import LanguageModel
 from smelt.llm.pages import Pages
 from smelt.llm.request import Request
@@ -376,3 +378,13 @@ def test_weights_of_an_encoder() -> None:
     for stored, kind, message in refused:
         with pytest.raises(kind, match=message):
             encoder.encoder_weights(Weights(stored, source="m"), config)
+
+
+def test_a_request_fits_into_the_cache_to_the_last_token() -> None:
+    """Three pages hold three pages of tokens, prompt and answer together: one more is refused with that number."""
+    room: Any = SimpleNamespace(pool=SimpleNamespace(pages=Pages(3)))
+    for prompt in (1, PAGE, 3 * PAGE):
+        Engine._check_room(room, SimpleNamespace(prompt=prompt, most=3 * PAGE - prompt))  # type: ignore[arg-type]
+        with pytest.raises(RunError, match=f"together at most {3 * PAGE}") as caught:
+            Engine._check_room(room, SimpleNamespace(prompt=prompt, most=3 * PAGE - prompt + 1))  # type: ignore[arg-type]
+        assert f"{prompt} + {3 * PAGE - prompt + 1}" in str(caught.value)

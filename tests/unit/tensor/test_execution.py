@@ -1,10 +1,13 @@
 """Lazy tensors become arrays: dead parts never run, equal graphs share one program, views share memory."""
 
 import copy
+import itertools
 import pickle
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +19,7 @@ from smelt.errors import UnsupportedError
 from smelt.ir.core import Func
 from smelt.ir.structure import fingerprint
 from smelt.tensor import engine, trace
+from smelt.tensor.jit.function import Resources
 from smelt.tensor.jit.realise import CACHE, graph_key
 from smelt.tensor.record import Recorded
 from tests.unit.tensor.programs import Draw
@@ -234,3 +238,42 @@ def test_python_sees_a_tensor():
     assert x.tolist() == [[1, 2], [3, 4]]
     with pytest.raises(smelt.TensorError, match="4 elements, not one"):
         x.item()
+
+
+class Freed:
+    """Something that is closed or deleted: how many times."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def close(self) -> None:
+        self.times += 1
+
+    delete = close
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_programs_and_buffers_are_freed_once_with_their_last_user(order: tuple[int, ...]) -> None:
+    """An executable, one with a bound argument that runs the same programs, and one with weights that runs its own."""
+    program, prepared, argument, weight = (Freed() for _ in range(4))
+    whole = Resources((SimpleNamespace(compiled=program),))  # type: ignore[arg-type]
+    bound = Resources(whole.paths, (argument,), whole.share())
+    own = Resources((SimpleNamespace(compiled=prepared),), (weight,), whole.share())  # type: ignore[arg-type]
+    users: list[tuple[Resources, list[Any]]] = [(whole, []), (bound, [argument]), (own, [prepared, weight])]
+    left = {0, 1, 2}
+    for number in order:
+        users[number][0].release()
+        left.remove(number)
+        for each, (_, freed) in enumerate(users):
+            assert [one.times for one in freed] == [int(each not in left)] * len(freed)
+        assert program.times == int(not left)
+
+
+def test_clones_share_what_is_freed_with_the_last_of_them() -> None:
+    program, buffer = Freed(), Freed()
+    held = Resources((SimpleNamespace(compiled=program),), (buffer,))  # type: ignore[arg-type]
+    assert held.share() is held
+    held.release()
+    assert (program.times, buffer.times) == (0, 0)
+    held.release()
+    assert (program.times, buffer.times) == (1, 1)
