@@ -12,6 +12,9 @@ COMPUTED = (  # element types with arithmetic of their own; the others are store
 )
 
 
+CLUSTERS = "clusters"  # the feature of a GPU whose thread blocks read each other's shared memory
+
+
 class TileShape(Frozen):
     """The largest register tile: rows, and columns as whole vectors of `lanes` floats."""
 

@@ -36,7 +36,7 @@ from smelt.device.step_log import EventLog
 from smelt.dtype import Array, dtype
 from smelt.errors import DeviceError, UnsupportedError
 from smelt.shape import Shape
-from smelt.target import Target
+from smelt.target import CLUSTERS, Target
 from smelt.weights import Stored
 
 MAGIC = b"smeltgpu"
@@ -48,12 +48,18 @@ INSTRUCTIONS = (("mma.sync", (8, 0)), ("cp.async", (8, 0)), ("fp8", (8, 9)), ("T
 PTX = "ptx"  # a feature of code: PTX for later chips is beside it
 
 
+def capability_of(machine: str) -> tuple[int, int] | None:
+    """sm_90 → (9, 0); None for a name of another kind."""
+    found = re.fullmatch(r"sm_([0-9]{1,3})([0-9])", machine)
+    return (int(found[1]), int(found[2])) if found else None
+
+
 def _target(name: str, shared: int, l2: int) -> Target:
     return Target(
         name,
         vector_bytes=128,  # a warp of f32
         cache_bytes=(shared, l2),
-        features=frozenset({name, PTX}),
+        features=frozenset({name, PTX} | ({CLUSTERS} if (capability_of(name) or (0, 0)) >= (9, 0) else set())),
         device="cuda",
         kind="simt",
         language="cuda",
@@ -120,12 +126,6 @@ class Module:
             if found is not None:
                 return found
         raise DeviceError("the code lacks a kernel of the program", got=name, remedy=REMEDY)
-
-
-def capability_of(machine: str) -> tuple[int, int] | None:
-    """sm_90 → (9, 0); None for a name of another kind."""
-    found = re.fullmatch(r"sm_([0-9]{1,3})([0-9])", machine)
-    return (int(found[1]), int(found[2])) if found else None
 
 
 def runs_natively(machine: str, here: tuple[int, int]) -> bool:

@@ -1,5 +1,6 @@
 // Runs generated CUDA on the processor, block after block. Threads of a block are fibers: each runs until it waits for
 // others, so barriers and shuffles work, and a kernel that waits in a way a GPU would not allow is found (a deadlock).
+// Blocks of a cluster run together.
 #undef _FORTIFY_SOURCE
 #include <math.h>
 #include <setjmp.h>
@@ -14,26 +15,34 @@
 #define __shared__ static
 #define __align__(n) __attribute__((aligned(n)))
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 #define __restrict__
 struct Index { unsigned x; };
 static Index threadIdx, blockIdx, gridDim, blockDim;
 
-enum { WARP = 32, MOST = 1024, STACK = 256 << 10 };
+enum { WARP = 32, MOST_BLOCKS = 8, MOST = 2048, STACK = 256 << 10 };
 struct Barrier { int waiting, generation; };
 static ucontext_t begun, entry;
 static jmp_buf scheduler, fibers[MOST];  // a fiber's first step needs a context, later ones a jump, which is no system call
 static char *stacks[MOST];
 static bool finished[MOST];
-static int current, threads_here, moved;
+static int current, threads_here, blocks_here, first_block, moved;  // threads of a block, blocks that run together
 static bool backwards = true;  // every other turn begins with the last thread, so that a missing barrier shows
-static Barrier warp_barriers[MOST / WARP], block_barrier;
+static Barrier warp_barriers[MOST / WARP], block_barriers[MOST_BLOCKS], cluster_barrier;
 static unsigned exchanged[MOST];
 static void (*kernel_here)(const long long *);
 static const long long *arguments_here;
 
+static char shared_memory[MOST_BLOCKS][232448] __attribute__((aligned(1024)));  // of a launch that asks for it
+static char *smelt_shared = shared_memory[0];
+static void go_on(void) {  // the fiber that runs now has its own indices, and its block's memory
+  smelt_shared = shared_memory[current / threads_here];
+  threadIdx.x = current % threads_here;
+  blockIdx.x = first_block + current / threads_here;
+}
 static void pause_fiber(void) {
   if (!_setjmp(fibers[current])) _longjmp(scheduler, 1);
-  threadIdx.x = current;
+  go_on();
 }
 static void wait_at(Barrier *barrier, int members) {
   moved++;
@@ -46,11 +55,11 @@ static void wait_at(Barrier *barrier, int members) {
   while (barrier->generation == generation) pause_fiber();
 }
 static int warp_members(void) {
-  const int rest = threads_here - current / WARP * WARP;
+  const int rest = threads_here * blocks_here - current / WARP * WARP;
   return rest < WARP ? rest : WARP;
 }
 static void __syncwarp(unsigned mask = 0xffffffffu) { wait_at(&warp_barriers[current / WARP], warp_members()); }
-static void __syncthreads(void) { wait_at(&block_barrier, threads_here); }
+static void __syncthreads(void) { wait_at(&block_barriers[current / threads_here], threads_here); }
 static unsigned exchange(unsigned value, int from) {
   exchanged[current] = value;
   __syncwarp();
@@ -121,7 +130,11 @@ static unsigned __byte_perm(unsigned x, unsigned y, unsigned places) {
 }
 
 // Asynchronous copies and products are done when a thread waits for them: what reads or overwrites too early is found.
-static char smelt_shared[232448] __attribute__((aligned(1024)));  // of a launch that asks for shared memory
+static void smelt_cluster_sync() { wait_at(&cluster_barrier, threads_here * blocks_here); }
+static float smelt_cluster_read(const float *at, unsigned rank) {
+  if ((int)rank >= blocks_here) abort();
+  return *(const float *)(shared_memory[rank] + ((const char *)at - smelt_shared));
+}
 struct smelt_words;
 struct Copied { void *to; const void *from; int used; };
 static std::vector<Copied> copies[MOST];
@@ -263,7 +276,7 @@ static std::vector<Arrival> arrivals[MOST];
 static void smelt_copy_arrive(unsigned long long *at) { arrivals[current].push_back({copies[current].size(), at}); }
 static bool smelt_barrier_passed(unsigned long long *at, int parity) {
   if ((int)(*at >> 32 & 1) != parity) return true;
-  for (int i = 0; i < threads_here; i++) {
+  for (int i = 0; i < threads_here * blocks_here; i++) {
     size_t done = 0;
     for (Arrival each : arrivals[i]) {
       for (; done < each.copies; done++) {
@@ -323,12 +336,12 @@ static int __clzll(long long x) { return x ? __builtin_clzll((unsigned long long
 
 static void run_fiber(void) {
   if (!_setjmp(fibers[current])) swapcontext(&entry, &begun);
-  threadIdx.x = current;
+  go_on();
   kernel_here(arguments_here);
   finished[current] = true;
   _longjmp(scheduler, 1);
 }
-static void run_block(int threads) {
+static void run_blocks(int threads) {  // of a cluster; `threads` of all
   for (int i = 0; i < threads; i++) {
     if (!stacks[i]) stacks[i] = (char *)malloc(STACK);
     current = i;
@@ -341,7 +354,8 @@ static void run_block(int threads) {
     finished[i] = false;
   }
   memset(warp_barriers, 0, sizeof warp_barriers);
-  memset(&block_barrier, 0, sizeof block_barrier);
+  memset(block_barriers, 0, sizeof block_barriers);
+  memset(&cluster_barrier, 0, sizeof cluster_barrier);
 #ifdef SMELT_WGMMA
   memset(group_barriers, 0, sizeof group_barriers);
 #endif
@@ -361,17 +375,24 @@ static void run_block(int threads) {
     }
   }
 }
-static void emulate(void (*kernel)(const long long *), bool waits, int blocks, int threads, const long long *arguments) {
+static void emulate(
+    void (*kernel)(const long long *), bool waits, int cluster, int blocks, int threads, const long long *arguments) {
+  if (cluster * threads > MOST || blocks % cluster) {
+    fprintf(stderr, "a grid of %d blocks of %d threads has no clusters of %d blocks\n", blocks, threads, cluster);
+    abort();
+  }
+  blocks_here = cluster;
   kernel_here = kernel;
   arguments_here = arguments;
   threads_here = threads;
   gridDim.x = blocks;
   blockDim.x = threads;
-  for (int block = 0; block < blocks; block++) {
-    blockIdx.x = block;
+  for (first_block = 0; first_block < blocks; first_block += cluster) {
+    blockIdx.x = first_block;
     if (waits) {
-      run_block(threads);
+      run_blocks(cluster * threads);
     } else {
+      smelt_shared = shared_memory[0];
       for (current = 0; current < threads; current++) {
         threadIdx.x = current;
         kernel(arguments);

@@ -146,6 +146,32 @@ def test_products(
         assert np.abs(got - want).max() <= ROUNDING * np.abs(want).max()
 
 
+def test_clusters_of_few_rows(emulated: EmulatedCuda, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns that fill no cluster, steps of K that fill no chunk, rows that are not aligned: any number of blocks that
+    share K gives the bits of one block, and a row has them in any batch."""
+    random = np.random.default_rng(seed)
+    for rows, depth, columns in ((32, 520, 270), (9, 333, 130), (17, 2304, 40)):
+        x, w, b = (random.standard_normal(each, np.float32) for each in ((rows, depth), (depth, columns), (columns,)))
+        x, w = x.astype(BF16), w.astype(BF16)
+        found = []
+        for blocks in (1, 2, 4, 8):
+            monkeypatch.setattr(gemm_simt, "choose_cluster", lambda *_, blocks=blocks: blocks)
+            assert ("__cluster_dims__" in source(product(rows, depth, columns), "sm_90")) == (blocks > 1)
+            found.append(run_with(product(rows, depth, columns), "sm_90", {"w": w, "b": b}, x, times=2))
+            np.testing.assert_array_equal(found[-1], found[0])
+            alone = run_with(product(3, depth, columns), "sm_90", {"w": w, "b": b}, x[:3])
+            np.testing.assert_array_equal(alone, found[0][:3])
+        want = x.astype(np.float64) @ w.astype(np.float64) + b
+        assert np.abs(found[0] - want).max() <= ROUNDING * np.abs(want).max()
+
+
+def test_only_chips_with_clusters_share_few_rows() -> None:
+    program = product(20, 256, 512)
+    assert "smelt_few_cluster<" in source(program, "sm_90")
+    assert "smelt_few<" in source(program, "sm_80")
+    assert "smelt_few<" in source(product(8, 256, 512), "sm_90")
+
+
 def test_the_tile_that_is_predicted_to_be_fastest() -> None:
     """Large tiles where they fill the GPU, small ones where they would not."""
     target = TARGETS["sm_90"]

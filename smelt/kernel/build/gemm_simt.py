@@ -19,19 +19,43 @@ from smelt.ir.core import Op
 from smelt.kernel.build.gemm import Columns, axis_stride, panel_slice, required_form, row_slice
 from smelt.kernel.build.sinks import Output, simt_sink
 from smelt.kernel.loops.form import F32_F16, FEW_BF16, FEW_F32_BF16, INT8, TENSOR_F16, TENSOR_F32_BF16, Form
-from smelt.kernel.loops.grammar import Amount, Expr, Load, Mma, Number, Place, Set, Slice, Split, add, scale, split
+from smelt.kernel.loops.grammar import (
+    Amount,
+    ClusterSplit,
+    Expr,
+    Load,
+    Mma,
+    Number,
+    Place,
+    Set,
+    Slice,
+    Split,
+    add,
+    scale,
+    split,
+)
 from smelt.kernel.loops.nest import Index, Nest, flat, tensor
 from smelt.kernel.loops.simt import MULTIPROCESSORS
+from smelt.kernel.loops.tensor_tile import (
+    CLUSTER_COLUMNS,
+    HALF_ROWS,
+    PAD,
+    STAGES,
+    TENSOR,
+    TILE_ROWS,
+    WIDTHS,
+    stage_bytes,
+)
 from smelt.kernel.loops.tensor_tile import FEW_ROWS as FEW_TENSOR_ROWS
-from smelt.kernel.loops.tensor_tile import HALF_ROWS, PAD, STAGES, TENSOR, TILE_ROWS, WIDTHS, stage_bytes
 from smelt.kernel.tune.schedules import KernelKey, TensorTile
 from smelt.shape import Shape
-from smelt.target import Target
+from smelt.target import CLUSTERS, Target
 
 FEW_ROWS = 8  # of a block where there are few rows of f32
 THREADS = 256  # of a block; with few rows each takes 4 columns of a K-block
 BUSY = 100  # thread blocks that keep a GPU busy
 PANEL, MOST_SUMS = 64, 1 << 23  # columns of a panel; sums of K-blocks that may be kept
+CLUSTER = 8  # thread blocks that share products of few rows, where there are more than FEW_ROWS
 MANY_COLUMNS = 8192  # from here on a block with few rows takes 32 columns
 TILES = (*((TILE_ROWS, wide) for wide in (64, 128, 192, 256)), (HALF_ROWS, 64), (HALF_ROWS, 128))
 K_STAGE, VECTOR = 64, 128  # steps of a stage of bf16; bits that a thread stores together
@@ -149,6 +173,10 @@ def _tensor_dot(nest: Nest, op: Op, output: Output, form: Form) -> None:
 
 
 def _few_rows(nest: Nest, op: Op, output: Output, form: Form, here: Size) -> None:
+    cluster = choose_cluster(nest.target, op, form)
+    if cluster > 1:
+        _cluster_rows(nest, op, output, form, here, cluster)
+        return
     lhs, panels = op.operands
     (groups, rows, depth), (shared, _, _, line) = tensor(lhs).sizes, tensor(panels).sizes
     columns = tensor(op.result).sizes[2]
@@ -167,6 +195,36 @@ def _few_rows(nest: Nest, op: Op, output: Output, form: Form, here: Size) -> Non
         b = panel_slice(nest, op, place, Amount(depth), Columns(before, width, there, f32))
         inside = add(b.place.index, scale(share, wide * form.k_pack))
         nest.emit(Mma(tile.sums, a, Slice(Place(b.place.array, inside), b.sizes, b.strides), form))
+        tile.store(nest, op, output, f32, lambda row, column: (group, row, column))
+
+
+def choose_cluster(target: Target, op: Op, form: Form) -> int:
+    """The thread blocks that share products of few rows. With more than eight rows, the rows are as many bytes as the
+    weights of a block's columns: a cluster reads them once for the columns of all its blocks."""
+    rows, line = tensor(op.operands[0]).sizes[1], tensor(op.operands[1]).sizes[3]
+    if CLUSTERS not in target.features or form is not FEW_BF16 or line != PANEL * form.k_pack:
+        return 1
+    return 1 if isinstance(rows, int) and rows <= FEW_ROWS else CLUSTER
+
+
+def _cluster_rows(nest: Nest, op: Op, output: Output, form: Form, here: Size, cluster: int) -> None:
+    """Few rows by all columns of a cluster of blocks, which split K; each block stores CLUSTER_COLUMNS of them."""
+    lhs, panels = op.operands
+    (groups, rows, depth), (shared, *_) = tensor(lhs).sizes, tensor(panels).sizes
+    columns, wide = tensor(op.result).sizes[2], CLUSTER_COLUMNS
+    with nest.loops((groups * here, ceildiv(columns, cluster * wide), cluster)) as (group, number, rank):
+        start = nest.let(scale(number, cluster * wide))
+        before = nest.let(add(start, scale(rank, wide)))
+        left = nest.let(add(columns, scale(start, -1)))
+        there: Expr = Number(wide)
+        if not isinstance(columns, int) or columns % (cluster * wide):  # some blocks may have no columns
+            there = nest.let(nest.apply("minimum", there, nest.let(add(columns, scale(before, -1))), dtype=i64))
+        tile = Tiled(nest.tile("few", f32, FEW_TENSOR_ROWS * wide), wide, wide, Amount(rows), before, there)
+        a = row_slice(nest, op, lhs, (group, Number(0), Number(0)), (tile.rows, Amount(depth)))
+        place = (Number(0) if shared == 1 else group, nest.let(scale(number, cluster * wide // PANEL)), Number(0))
+        b = panel_slice(nest, op, place, Amount(depth), Columns(before, PANEL, there, f32))
+        part = ClusterSplit(nest.let(rank), Number(cluster), left)
+        nest.emit(Mma(tile.sums, a, across_panels(nest, op, b), form, part))
         tile.store(nest, op, output, f32, lambda row, column: (group, row, column))
 
 

@@ -3,7 +3,7 @@
 | function | rows of a block | how |
 |---|---|---|
 | `smelt_tile_FORM` | 128 | `cp.async` fills a ring of stages in shared memory; `wgmma` on sm_90, else `mma.sync` |
-| `smelt_few_FORM` | up to 32 | weights go from memory to registers and are the left operand of `mma.sync` |
+| `smelt_few` | up to 32 | weights go from memory to registers and are the left operand of `mma.sync` (`tile_few.py`) |
 | `smelt_keys`, `smelt_values` | up to 8 | attention: products with keys, which warps share, and sums of values |
 
 The sum does not depend on which steps of K an instruction combines, so a thread loads 8 adjacent steps of one row and
@@ -13,9 +13,9 @@ hold all of their bits. Device functions before `LOADS` have counterparts in the
 
 from __future__ import annotations
 
-from smelt.kernel import math
 from smelt.kernel.emit.attention_cuda import attend_functions
 from smelt.kernel.emit.tile_dense import PAD, TILE, wgmma_texts
+from smelt.kernel.emit.tile_few import FEW, FEW_CLUSTER
 from smelt.kernel.loops.form import KEYS_BF16, Form
 
 INSTRUCTIONS = """\
@@ -33,6 +33,18 @@ inline void smelt_mma_sync_f16(f32 *c, const ui32 *a, const ui32 *b) {
 }
 #if __CUDA_ARCH__ >= 900
 inline void smelt_await() { asm volatile("griddepcontrol.wait;" ::: "memory"); }  // for what earlier launches write
+inline void smelt_cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+inline f32 smelt_cluster_read(const f32 *at, ui32 rank) {  // what another block of the cluster has there
+  ui32 there;
+  f32 x;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(there) : "r"((ui32)__cvta_generic_to_shared(at)), "r"(rank));
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(there) : "memory");
+  return x;
+}
 #else
 inline void smelt_await() {}
 #endif
@@ -114,109 +126,6 @@ template <> struct smelt_left<f32> {
     for (int i = 0; i < 4; i++) to[0].x[i] = i < used ? __float_as_uint(from[i]) : 0;
   }
 };
-"""
-FEW = """\
-// Weights and rows go from memory to registers, DEEP turns ahead. Eight warps share K, 32 steps of each turn.
-template <int GROUPS, int TILES, int DEEP, bool WHOLE, class L> inline void smelt_few_rows(int lane, char *ring,
-    i64 rows, const L *a, i64 row, const ui16 *b, i64 line, i64 count, f32 *acc, i64 width, i64 columns) {
-  enum { PARTS = smelt_left<L>::PARTS, WORDS = sizeof(L) / 2, EACH = 8 / WORDS };
-  const int warp = lane / 32, group = lane % 32 / 4, member = lane % 4, begin = 4 * warp + member;
-  const int lines = (int)((count + 7) / 8), turns = (lines + 31) / 32;
-  f32 sum[TILES][GROUPS][4] = {};
-  smelt_words y[DEEP][2 * TILES], x[DEEP][GROUPS][WORDS];
-  const ui16 *weights = b + begin * line + group * 8;
-  const L *left = a + group * row + 8 * begin;
-  const auto load_weights = [&](smelt_words (&to)[2 * TILES], int turn) {
-    const bool there = 32 * turn + begin < lines;
-#pragma unroll
-    for (int i = 0; i < 2 * TILES; i++) to[i] = there ? smelt_stream(weights + i * 64) : smelt_words{};
-    weights += 32 * line;
-  };
-  const auto load_rows = [&](smelt_words (&to)[GROUPS][WORDS], int turn) {
-    const int k = 8 * (32 * turn + begin);
-#pragma unroll
-    for (int g = 0; g < GROUPS; g++) {
-      const bool there = 8 * g + group < rows && k < count;
-      const L *const from = left + 8 * g * row;
-#pragma unroll
-      for (int w = 0; w < WORDS; w++) {
-        to[g][w] = smelt_words{};
-        if (there && WHOLE) to[g][w] = smelt_read(from + w * EACH);
-        else if (there) smelt_left<L>::some(from + w * EACH, count - k - w * EACH, &to[g][w]);
-      }
-    }
-    left += 256;
-  };
-  const auto add_half = [&](const smelt_words (&w)[2 * TILES], const smelt_words (&z)[PARTS], int g, int half) {
-#pragma unroll
-    for (int t = 0; t < TILES; t++) {
-      const ui32 u[4] = {w[2 * t].x[2 * half], w[2 * t + 1].x[2 * half],
-                         w[2 * t].x[2 * half + 1], w[2 * t + 1].x[2 * half + 1]};
-#pragma unroll
-      for (int p = 0; p < PARTS; p++) smelt_mma_sync(sum[t][g], u, z[p].x + 2 * half);
-    }
-  };
-  const auto multiply = [&](const smelt_words (&w)[2 * TILES], const smelt_words (&v)[GROUPS][WORDS]) {
-    if constexpr (PARTS == 1) {  // neighbouring instructions add to different sums
-#pragma unroll
-      for (int half = 0; half < 2; half++)
-#pragma unroll
-        for (int g = 0; g < GROUPS; g++) add_half(w, v[g], g, half);
-    } else {
-#pragma unroll
-      for (int g = 0; g < GROUPS; g++) {
-        smelt_words z[PARTS];
-        smelt_left<L>::parts(v[g], z);
-#pragma unroll
-        for (int half = 0; half < 2; half++) add_half(w, z, g, half);
-      }
-    }
-  };
-#pragma unroll
-  for (int i = 0; i < DEEP; i++) load_weights(y[i], i);  // which no launch writes
-  smelt_await();
-#pragma unroll
-  for (int i = 0; i < DEEP; i++) load_rows(x[i], i);
-#pragma unroll 1
-  for (int turn = 0; turn < turns; turn += DEEP)
-#pragma unroll
-    for (int i = 0; i < DEEP; i++) {
-      multiply(y[i], x[i]);
-      load_weights(y[i], turn + DEEP + i);
-      load_rows(x[i], turn + DEEP + i);
-    }
-  f32 *const part = (f32 *)ring;  // the sums of every warp, which are added in order
-#pragma unroll
-  for (int t = 0; t < TILES; t++)
-#pragma unroll
-    for (int g = 0; g < GROUPS; g++)
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
-        const int r = 8 * g + 2 * member + e % 2, c = 16 * t + group + e / 2 * 8;
-        if (r < rows && c < columns) part[(warp * rows + r) * (16 * TILES) + c] = sum[t][g][e];
-      }
-  __syncthreads();
-  for (int at = lane; at < rows * 16 * TILES; at += 256) {
-    const int r = at / (16 * TILES), c = at % (16 * TILES);
-    if (c >= columns) continue;
-    f32 total = part[at];
-#pragma unroll
-    for (int w = 1; w < 8; w++) total += part[w * rows * (16 * TILES) + at];
-    acc[r * width + c] = total;  // the tile of sums may begin where the parts do, with rows of the same width
-  }
-}
-template <int TILES, class L> inline void smelt_few(int lane, char *ring, i64 rows, const L *a, i64 row,
-    const ui16 *b, i64 line, i64 count, f32 *acc, i64 width, i64 columns) {
-  const bool whole = count % 8 == 0 && ((ui64)a | (ui64)(row * (i64)sizeof(L))) % 16 == 0;
-#define SMELT_FEW(GROUPS, DEEP, WHOLE) \\
-  smelt_few_rows<GROUPS, TILES, DEEP, WHOLE>(lane, ring, rows, a, row, b, line, count, acc, width, columns)
-  if (!whole && rows <= 8) SMELT_FEW(1, 1, false);
-  else if (!whole) SMELT_FEW(4, 1, false);
-  else if (rows <= 8) SMELT_FEW(1, TILES < 2 ? 4 : 1, true);
-  else if (rows <= 16) SMELT_FEW(2, TILES < 4 ? 2 : 1, true);
-  else SMELT_FEW(4, TILES < 4 ? 2 : 1, true);
-#undef SMELT_FEW
-}
 """
 ATTEND = """\
 // Queries [row, depth] by keys [key, depth]: a warp takes 16 keys at a time. The parts of the queries are in the ring.
@@ -327,10 +236,6 @@ template <int COLUMNS> inline void smelt_values(int lane, char *ring, i64 rows, 
 """
 
 
-def few_call(form: Form, columns: int) -> str:
-    return f"smelt_few<{columns // 16}, {math.storage(form.left)}>"
-
-
 def attend_call(form: Form, size: int) -> str:
     """The name of the function of attention for this depth, or number of columns."""
     return f"{'smelt_keys' if form is KEYS_BF16 else 'smelt_values'}<{size}>"
@@ -338,19 +243,16 @@ def attend_call(form: Form, size: int) -> str:
 
 def tensor_kernels(text: str) -> str:
     """The functions that a text calls."""
-    tile, few, attend = (
-        "smelt_tile<" in text,
-        "smelt_few<" in text,
-        "smelt_values<" in text,
-    )
+    tile, few, cluster, attend = (f"smelt_{name}<" in text for name in ("tile", "few", "few_cluster", "values"))
     flash = attend_functions(text)
-    if not (tile or few or attend or flash or "smelt_block_rows<" in text):
+    if not (tile or few or cluster or attend or flash or "smelt_block_rows<" in text):
         return ""
     instructions = INSTRUCTIONS.replace("WGMMA_TEXT\n", wgmma_texts() if tile else "")
     return "".join(
         [
             *(instructions, LOADS, flash),
             *([FEW] if few else []),
+            *([FEW_CLUSTER] if cluster else []),
             *([ATTEND] if attend else []),
             *([PAD, TILE] if tile else []),
         ]

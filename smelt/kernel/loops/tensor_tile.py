@@ -20,7 +20,7 @@ from smelt.kernel.loops.form import (
     VALUES_BF16,
     Form,
 )
-from smelt.kernel.loops.grammar import Amount, Attend, BlockMma, Mma, Number, Split, Tile
+from smelt.kernel.loops.grammar import Amount, Attend, BlockMma, ClusterSplit, Mma, Number, Split, Tile
 
 TENSOR, FEW_TENSOR = (TENSOR_BF16, TENSOR_F16, TENSOR_F32_BF16), (FEW_BF16, FEW_F32_BF16)
 ATTEND = KEYS_BF16, VALUES_BF16
@@ -30,6 +30,7 @@ WIDTHS = (64, 128, 256)  # columns of a tile
 STAGES, DEEP_STAGES = 4, 8  # of the ring of operands, where there is room: a block may be alone on its multiprocessor
 BLOCK_COLUMNS, BLOCK_ROWS = 32, (8, 32, 64)  # of a tile by block-quantised weights
 WARPS = 8  # of a block
+CLUSTER_COLUMNS, CLUSTER_PITCH = 32, 512 + 64  # columns of a block of a cluster; bytes of its rows in shared memory
 ALIGN = 1024  # bytes of a stage
 PAD = 8  # elements after each row of sums: neighbouring rows begin in other banks
 
@@ -55,7 +56,18 @@ def ring_bytes(mma: Mma | BlockMma, room: int, rows: int = TILE_ROWS, stages: in
         return 3 * 2 * min(few_rows(mma), ATTEND_ROWS) * int(depth.value.real)  # the queries as three bf16
     if mma.form is VALUES_BF16:
         return WARPS * min(few_rows(mma), ATTEND_ROWS) * few_columns(mma) * 4
-    return WARPS * few_rows(mma) * few_columns(mma) * 4  # the sums of every warp
+    sums = WARPS * few_rows(mma) * few_columns(mma) * 4  # of every warp
+    if isinstance(mma.accumulate, ClusterSplit):
+        return max(sums, 2 * -(-few_rows(mma) // 8) * 8 * CLUSTER_PITCH)
+    return sums
+
+
+def cluster_blocks(mma: Mma) -> int:
+    """The thread blocks that share a product."""
+    if not isinstance(mma.accumulate, ClusterSplit):
+        return 1
+    assert isinstance(mma.accumulate.count, Number)
+    return int(mma.accumulate.count.value.real)
 
 
 def few_rows(mma: Mma) -> int:
@@ -70,7 +82,7 @@ def few_rows(mma: Mma) -> int:
 
 def resident_blocks(mma: Mma) -> int:
     """Blocks of a product of few rows on a multiprocessor, so that its registers hold what is being read."""
-    if few_rows(mma) <= 8:
+    if few_rows(mma) <= 8 and not isinstance(mma.accumulate, ClusterSplit):
         return 3 if few_columns(mma) == 16 else 4
     return 2
 
@@ -93,7 +105,7 @@ def tile_rows(mma: Mma, tiles: Iterable[Tile]) -> int:
 
 def shares_memory(mma: Mma | BlockMma) -> bool:
     """Whether the sums may take the memory of the operands: they are written once, after all of them were read."""
-    return isinstance(mma, BlockMma) or mma.accumulate == Number(0) or isinstance(mma.accumulate, Split)
+    return isinstance(mma, BlockMma) or mma.accumulate == Number(0) or isinstance(mma.accumulate, Split | ClusterSplit)
 
 
 # ---- FlashAttention: tiles of keys and values go through a ring ----
