@@ -13,7 +13,7 @@ from smelt.serve.http import DirectHead
 
 LONGEST_HEAD = 4096  # bytes
 MOST_DIGITS = 18  # of a length
-_LENGTH = re.compile(rb"(?i)\r\ncontent-length:[ \t]*(\d{1,18})\r\n")
+_LENGTH = re.compile(rb"(?i)\r\ncontent-length:[ \t]*(\d{1,18})(?=\r\n)")
 _END = b"\r\n\r\n"
 
 

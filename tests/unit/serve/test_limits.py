@@ -142,8 +142,17 @@ def test_heads_that_are_remembered() -> None:
         head(199, **{"transfer-encoding": "chunked"}),
         (head(99)[0].replace(b"content-length: 3", b"content-length: 4"), head(99)[1]),
         (head(199)[0].replace(b"\r\n\r\n", b"\r\ncontent-length: 3\r\n\r\n"), head(199)[1]),
+        (head(199)[0].replace(b"\r\nx: ", b"\r\nContent-Length: 3\r\nx: "), head(199)[1]),
     ],
-    ids=["long", "more after it", "not whole", "chunked", "read as another length", "two lengths"],
+    ids=[
+        "long",
+        "more after it",
+        "not whole",
+        "chunked",
+        "read as another length",
+        "two lengths",
+        "one after the other",
+    ],
 )
 def test_heads_that_are_not_remembered(given: tuple[bytes, DirectHead]) -> None:
     assert learn_head(*given) is None
