@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from smelt.dim import Size, ceildiv
-from smelt.dtype import f32, i8, i32, i64
+from smelt.dtype import f32, i1, i8, i32, i64
 from smelt.ir.block_layout import COLUMNS
 from smelt.ir.blocks import RUN
 from smelt.ir.core import Op, Value
@@ -46,8 +46,11 @@ def round_blocks(nest: Nest, op: Op, output: Output) -> None:
         nest.store(scales, flat((g, row, run), (groups, rows, runs)), step)
         held = nest.tile("held", i32, RUN)
         with nest.loop(RUN, "lane") as at:
-            rounded = nest.apply("round_nearest_even", nest.apply("multiply", element(at), factor))
-            nest.write(held, at, nest.convert(rounded, i32))
+            # It is at most 127, or NaN, which counts 0: if an element is not finite, the largest one is not either.
+            scaled = nest.apply("multiply", element(at), factor)
+            is_number = nest.apply("EQ", scaled, scaled, dtype=i1)
+            nearest = nest.apply("nearest", scaled, dtype=i32)
+            nest.write(held, at, nest.apply("select", is_number, nearest, Number(0, i32), dtype=i32))
         with nest.loop(RUN, "lane") as at:
             value = nest.read(held, at, i32)
             place = flat((g, row, add(first, at)), (groups, rows, depth))

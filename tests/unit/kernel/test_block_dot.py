@@ -134,6 +134,20 @@ def test_every_format_gives_the_bits_of_the_decomposition(name: str, seed: int) 
             same_bits(made(x, w)[0], run(program, [x, w])[0])
 
 
+@pytest.mark.parametrize("format", ["q4_0", "q4_1", "q8_0"])
+def test_activations_round_to_even_and_those_without_a_number_count_zero(format: str, seed: int) -> None:
+    row = BLOCKS[format]
+    program = round_activations(product(row, 2, 16))
+    made = NativeEngine().compile(program)
+    w = random_weights(row, 16, 2, seed=seed)
+    random = np.random.default_rng(seed)
+    x = random.integers(-126, 126, (40, 64)).astype(np.float32) + np.float32(0.5)
+    x[:, ::32] = 127  # the scale is 1
+    x[30:, 3] = [np.nan, -np.nan, np.inf, -np.inf, 3e38, -3e38, 1e-38, 1e-45, -0.0, 0]
+    x[32:34, 9], x[36:, 32:] = np.nan, 1e-40
+    same_bits(made(x, w)[0], run(program, [x, w])[0])
+
+
 @pytest.mark.parametrize("format", ["q4_1", "q6_k"])
 def test_a_row_is_the_same_in_any_batch_on_any_threads(format: str, seed: int) -> None:
     row = BLOCKS[format]
