@@ -8,7 +8,7 @@
  * finds all helpers busy starts alone and gets helpers as they become free.
  *
  * [0, count) is divided into one contiguous range per worker. Each range has an atomic cursor. A worker takes chunks
- * from its own range, then steals chunks from the other ranges. */
+ * from its own range, then steals chunks from the other ranges. The last chunks of a range are smaller. */
 #define _GNU_SOURCE
 #include "runtime.h"
 
@@ -174,13 +174,23 @@ int smelt_is_nested(void) { return own_calls > 0; }
 
 /* ------------------------------------------------------------------------------------------ working */
 
+/* Takes `grain` units of a range, at its end fewer: half of what is left, so that workers end at the same time. */
+static int take_units(Range *range, i64 grain, i64 *first, i64 *last) {
+  i64 next = atomic_load_explicit(&range->next, memory_order_relaxed), size;
+  do {
+    i64 left = range->end - next;
+    if (left <= 0) return 0;
+    size = left > 2 * grain ? grain : (left + 1) / 2;
+  } while (!atomic_compare_exchange_weak_explicit(
+      &range->next, &next, next + size, memory_order_relaxed, memory_order_relaxed));
+  *first = next, *last = next + size;
+  return 1;
+}
+
 /* 1 if the worker left early. `counted`: NULL for the owner, which stays. */
 static int drain_range(Region *region, i64 which, int *counted) {
   Range *range = &region->ranges[which];
-  while (atomic_load_explicit(&range->next, memory_order_relaxed) < range->end) {
-    i64 first = atomic_fetch_add_explicit(&range->next, region->grain, memory_order_relaxed);
-    if (first >= range->end) return 0;
-    i64 last = first + region->grain < range->end ? first + region->grain : range->end;
+  for (i64 first, last; take_units(range, region->grain, &first, &last);) {
     i64 end = last == region->units ? region->count : last * region->chunk;
     region->body(region->env, first * region->chunk, end, this_worker);
     if (counted && must_leave(region, counted)) return 1;

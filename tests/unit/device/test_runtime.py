@@ -103,6 +103,16 @@ def test_every_element_is_visited_once_in_ranges_of_at_least_a_chunk(
         assert len(starts) == min(count, 1)
 
 
+def test_the_last_ranges_of_a_worker_are_halves_of_what_is_left(pool: Runtime) -> None:
+    """So that workers end at the same time."""
+    pool.set_threads(2)
+    _, _, begin = cover()((np.zeros(1000, np.int8), np.array(1)))
+    starts, sizes = np.unique(begin, return_counts=True)
+    for half in (0, 500):
+        mine = sizes[(starts >= half) & (starts < half + 500)].tolist()
+        assert mine == [62] * 7 + [33, 17, 8, 4, 2, 1, 1]
+
+
 def test_sums_do_not_depend_on_the_number_of_threads(pool: Runtime, seed: int) -> None:
     random = np.random.default_rng(seed)
     shapes = [Shape("f64", "N"), Shape("f64", "N")]
