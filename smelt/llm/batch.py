@@ -14,6 +14,7 @@ from smelt.llm.pages import Sequence as Pages
 from smelt.llm.sample import Sampler
 
 CHUNK = 512  # most tokens per step
+FEW = 64  # tokens, for which lists take less time than arrays
 
 Pools = list[tuple[Any, Any]]  # keys [p, g, k, o] and values [p, g, o, k] of each layer
 
@@ -115,6 +116,11 @@ class Stepping(Protocol):
         that another step picked, stand for the batch's."""
         ...
 
+    @property
+    def has_runs(self) -> bool:
+        """Whether `begin_run` may give one."""
+        ...
+
     def begin_run(self, requests: Sequence[Generating], pools: Pools, spare: int | None) -> Decoding | None:
         """A run of steps of requests from their last tokens on, within a number of bytes where that is limited; None
         where steps read pages."""
@@ -179,6 +185,12 @@ class Batch:
     def page_slots(self) -> tuple[Array, Array]:
         """The page that each token's keys and values go to, and the place in it; tokens that are not there go to
         page -1."""
+        if len(self.position) <= FEW:
+            pages = self.table.tolist()
+            near = [each - LONG if each >= LONG else each for each in self.position.tolist()]
+            sequences = self.sequence.tolist()
+            held = [-1 if at < 0 else pages[i][at // PAGE] for i, at in zip(sequences, near, strict=True)]
+            return np.array(held, np.int32), np.array([at % PAGE for at in near], np.int32)
         position = np.where(self.position >= LONG, self.position - np.int32(LONG), self.position)
         page, place = position // PAGE, position % PAGE
         found: Array = self.table[self.sequence, page]

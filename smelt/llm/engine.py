@@ -213,7 +213,7 @@ class Engine:
     def _begin_run(self, parts: list[Part]) -> Decoding | None:
         """A run of the planned requests, where a device can pick the tokens of all that run, and they go on for a
         while."""
-        if self._thread is None or not parts or len(parts) != len(self.scheduler.running):
+        if not self._step.has_runs or self._thread is None or not parts or len(parts) != len(self.scheduler.running):
             return None
         requests = [part.request for part in parts]
         if not self.scheduler.is_settled or not all(part.count == 1 and part.is_last for part in parts):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import is_
 from typing import TYPE_CHECKING
 
 from smelt.dtype import Array
@@ -42,9 +43,13 @@ class NativeStep:
             table, pages = [batch.table, batch.sliding], [page, batch.sliding_page]
         places = *table, batch.sequence, batch.position, *pages, place, batch.rows
         logits, states, *after = self.executable(batch.tokens, *flat, *places)
-        return HostRows(logits, states), list(zip(after[::2], after[1::2], strict=True))
+        if not all(map(is_, after, flat)):  # a result in another array than the one that was donated for it
+            pools = list(zip(after[::2], after[1::2], strict=True))
+        return HostRows(logits, states), pools
 
     free_memory = None
+
+    has_runs = False
 
     def begin_run(self, requests: Sequence[Generating], pools: Pools, spare: int | None) -> None:
         return None

@@ -141,7 +141,7 @@ class Sampler:
 
     def choose(self, logits: Array, position: int) -> Choice:
         """The token at a position from the logits before it, f32[v]."""
-        if self.is_simple and np.isfinite(logits[best := int(logits.argmax())]):  # a NaN is argmax's greatest
+        if self.is_simple and math.isfinite(logits[best := int(logits.argmax())]):  # a NaN is argmax's greatest
             return Choice(best)
         if not np.isfinite(logits.max()):
             raise RunError(

@@ -175,6 +175,8 @@ class Step:
         rows = DeviceRows(made) if self._picks else HostRows(made.logits.numpy(), made.states.numpy())
         return rows, made.pools
 
+    has_runs = False
+
     def begin_run(self, requests: Sequence[Generating], pools: Pools, spare: int | None) -> Decoding | None:
         return None
 

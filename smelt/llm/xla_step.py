@@ -119,6 +119,8 @@ class XlaStep(Step):
             owners[is_theirs] = number
         return JoinedRows(made, owners), pools
 
+    has_runs = True
+
     def begin_run(self, requests: Sequence[Generating], pools: Pools, spare: int | None) -> DecodeRun | None:
         """A run in slots, where they fit into the device's memory."""
         free = self.free_memory

@@ -232,6 +232,27 @@ class NativeExecutable(Closing):
 
     def _call_donating(self, run: Bound, inputs: tuple[Any, ...], keep: bool, stop: Stop | None) -> tuple[Any, ...]:
         """A call that may overwrite donated inputs. Buffers that do not own their memory are copied."""
+        is_plain = not keep and all(type(inputs[i]) is np.ndarray for i in self._donated)
+        try:
+            results = run(inputs if is_plain else self._own(inputs, keep), None, stop)
+        except BaseException as error:
+            if not keep:
+                note_donated(error, [self.signature.inputs[i].name for i in self._donated])
+                if has_started(error):
+                    self._consume(inputs)
+            raise
+        if is_plain:
+            return results
+        made: list[Any] = list(results)
+        for result, i in self._replaced.items():
+            if isinstance(inputs[i], HostBuffer):
+                made[result] = HostBuffer(made[result], inputs[i].shape, owns=True)
+        if not keep:
+            self._consume(inputs)
+        return tuple(made)
+
+    def _own(self, inputs: tuple[Any, ...], keep: bool) -> tuple[Any, ...]:
+        """The inputs, of which the donated ones may be overwritten."""
         given = list(inputs)
         for i in self._donated:
             if type(given[i]) is np.ndarray and not keep:
@@ -244,20 +265,7 @@ class NativeExecutable(Closing):
                 array = np.asarray(given[i])
                 own = array is given[i]
             given[i] = array if own and not keep else array.copy()
-        try:
-            results: list[Any] = list(run(tuple(given), None, stop))
-        except BaseException as error:
-            if not keep:
-                note_donated(error, [self.signature.inputs[i].name for i in self._donated])
-                if has_started(error):
-                    self._consume(inputs)
-            raise
-        for result, i in self._replaced.items():
-            if isinstance(inputs[i], HostBuffer):
-                results[result] = HostBuffer(results[result], inputs[i].shape, owns=True)
-        if not keep:
-            self._consume(inputs)
-        return tuple(results)
+        return tuple(given)
 
     def _consume(self, inputs: tuple[Any, ...]) -> None:
         for i in self._donated:

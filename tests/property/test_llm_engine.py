@@ -138,6 +138,8 @@ class HashStep:
 
     free_memory = None
 
+    has_runs = True
+
     def begin_run(self, requests: Sequence[Any], pools: Pools, spare: int | None) -> Any:
         return DecodeRun(HashSlots(self), requests, pools) if self.runs else None  # type: ignore[arg-type]
 
