@@ -12,7 +12,7 @@ COMPUTED = (  # element types with arithmetic of their own; the others are store
 )
 
 
-CLUSTERS = "clusters"  # the feature of a GPU whose thread blocks read each other's shared memory
+WARPGROUPS = "warpgroups"  # the feature of a GPU whose warps multiply four together, from shared memory
 
 
 class TileShape(Frozen):

@@ -36,7 +36,7 @@ from smelt.device.step_log import EventLog
 from smelt.dtype import Array, dtype
 from smelt.errors import DeviceError, UnsupportedError
 from smelt.shape import Shape
-from smelt.target import CLUSTERS, Target
+from smelt.target import WARPGROUPS, Target
 from smelt.weights import Stored
 
 MAGIC = b"smeltgpu"
@@ -45,6 +45,8 @@ ALIGN = 256
 TRANSFER, KERNEL, WAIT = 20.0, 4e-6, 20e-6  # GB/s of a copy from ordinary memory; seconds
 # By the compute capability that has them first.
 INSTRUCTIONS = (("mma.sync", (8, 0)), ("cp.async", (8, 0)), ("fp8", (8, 9)), ("TMA", (9, 0)))
+# What kernels use, with the first and the last chip that has it.
+FEATURES = ((WARPGROUPS, (9, 0), (9, 0)),)
 PTX = "ptx"  # a feature of code: PTX for later chips is beside it
 
 
@@ -55,11 +57,12 @@ def capability_of(machine: str) -> tuple[int, int] | None:
 
 
 def _target(name: str, shared: int, l2: int) -> Target:
+    chip = capability_of(name) or (0, 0)
     return Target(
         name,
         vector_bytes=128,  # a warp of f32
         cache_bytes=(shared, l2),
-        features=frozenset({name, PTX} | ({CLUSTERS} if (capability_of(name) or (0, 0)) >= (9, 0) else set())),
+        features=frozenset({name, PTX, *(each for each, first, last in FEATURES if first <= chip <= last)}),
         device="cuda",
         kind="simt",
         language="cuda",

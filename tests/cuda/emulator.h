@@ -1,6 +1,5 @@
 // Runs generated CUDA on the processor, block after block. Threads of a block are fibers: each runs until it waits for
 // others, so barriers and shuffles work, and a kernel that waits in a way a GPU would not allow is found (a deadlock).
-// Blocks of a cluster run together.
 #undef _FORTIFY_SOURCE
 #include <math.h>
 #include <setjmp.h>
@@ -15,34 +14,26 @@
 #define __shared__ static
 #define __align__(n) __attribute__((aligned(n)))
 #define __launch_bounds__(...)
-#define __cluster_dims__(...)
 #define __restrict__
 struct Index { unsigned x; };
 static Index threadIdx, blockIdx, gridDim, blockDim;
 
-enum { WARP = 32, MOST_BLOCKS = 8, MOST = 2048, STACK = 256 << 10 };
+enum { WARP = 32, MOST = 1024, STACK = 256 << 10 };
 struct Barrier { int waiting, generation; };
 static ucontext_t begun, entry;
 static jmp_buf scheduler, fibers[MOST];  // a fiber's first step needs a context, later ones a jump, which is no system call
 static char *stacks[MOST];
 static bool finished[MOST];
-static int current, threads_here, blocks_here, first_block, moved;  // threads of a block, blocks that run together
+static int current, threads_here, moved;
 static bool backwards = true;  // every other turn begins with the last thread, so that a missing barrier shows
-static Barrier warp_barriers[MOST / WARP], block_barriers[MOST_BLOCKS], cluster_barrier;
+static Barrier warp_barriers[MOST / WARP], block_barrier, threads_barrier;
 static unsigned exchanged[MOST];
 static void (*kernel_here)(const long long *);
 static const long long *arguments_here;
 
-static char shared_memory[MOST_BLOCKS][232448] __attribute__((aligned(1024)));  // of a launch that asks for it
-static char *smelt_shared = shared_memory[0];
-static void go_on(void) {  // the fiber that runs now has its own indices, and its block's memory
-  smelt_shared = shared_memory[current / threads_here];
-  threadIdx.x = current % threads_here;
-  blockIdx.x = first_block + current / threads_here;
-}
 static void pause_fiber(void) {
   if (!_setjmp(fibers[current])) _longjmp(scheduler, 1);
-  go_on();
+  threadIdx.x = current;
 }
 static void wait_at(Barrier *barrier, int members) {
   moved++;
@@ -55,11 +46,12 @@ static void wait_at(Barrier *barrier, int members) {
   while (barrier->generation == generation) pause_fiber();
 }
 static int warp_members(void) {
-  const int rest = threads_here * blocks_here - current / WARP * WARP;
+  const int rest = threads_here - current / WARP * WARP;
   return rest < WARP ? rest : WARP;
 }
 static void __syncwarp(unsigned mask = 0xffffffffu) { wait_at(&warp_barriers[current / WARP], warp_members()); }
-static void __syncthreads(void) { wait_at(&block_barriers[current / threads_here], threads_here); }
+static void __syncthreads(void) { wait_at(&block_barrier, threads_here); }
+template <int N> static void smelt_threads_sync() { wait_at(&threads_barrier, N); }
 static unsigned exchange(unsigned value, int from) {
   exchanged[current] = value;
   __syncwarp();
@@ -130,11 +122,7 @@ static unsigned __byte_perm(unsigned x, unsigned y, unsigned places) {
 }
 
 // Asynchronous copies and products are done when a thread waits for them: what reads or overwrites too early is found.
-static void smelt_cluster_sync() { wait_at(&cluster_barrier, threads_here * blocks_here); }
-static float smelt_cluster_read(const float *at, unsigned rank) {
-  if ((int)rank >= blocks_here) abort();
-  return *(const float *)(shared_memory[rank] + ((const char *)at - smelt_shared));
-}
+static char smelt_shared[232448] __attribute__((aligned(1024)));  // of a launch that asks for shared memory
 struct smelt_words;
 struct Copied { void *to; const void *from; int used; };
 static std::vector<Copied> copies[MOST];
@@ -263,20 +251,33 @@ static void smelt_publish() {}
 static void smelt_group_sync(int) { __syncwarp(); }
 #endif
 
-// mbarrier: arrivals that are missing, arrivals of a phase, and the parity of the phase.
+// mbarrier: arrivals that are missing, arrivals of a phase, the parity of the phase, and bytes that are missing.
 static void smelt_barrier_init(unsigned long long *at, int count) { *at = (unsigned long long)count << 16 | count; }
-static void smelt_barrier_arrive(unsigned long long *at) {
+static void barrier_moves(unsigned long long *at, int arrivals, int bytes) {
   moved++;
-  if (!(*at & 0xffff)) abort();
-  if (!(--*at & 0xffff)) *at = (*at ^ 1ull << 32) | (*at >> 16 & 0xffff);
+  if ((int)(*at & 0xffff) < arrivals) abort();
+  *at = *at - arrivals + ((unsigned long long)(long long)bytes << 33);
+  if (!(*at & 0xffff) && !(*at >> 33)) *at = (*at ^ 1ull << 32) | (*at >> 16 & 0xffff);
 }
-// Copies with an arrival are done when some thread waits for a barrier.
+static void smelt_barrier_arrive(unsigned long long *at) { barrier_moves(at, 1, 0); }
+static void smelt_barrier_publish() {}
+static void smelt_barrier_end(unsigned long long *at) {
+  if ((*at & 0xffff) != (*at >> 16 & 0xffff)) abort();  // somebody has arrived that nobody waited for
+}
+static void smelt_bulk_expect(unsigned long long *at, unsigned bytes) { barrier_moves(at, 1, bytes); }
+// Copies with an arrival, and those of the copy engine, are done when some thread waits for a barrier.
 struct Arrival { size_t copies; unsigned long long *at; };
 static std::vector<Arrival> arrivals[MOST];
+struct Bulk { char *to; const void *from; unsigned bytes; unsigned long long *at; };
+static std::vector<Bulk> bulks;
+static void smelt_bulk_copy(void *to, const void *from, unsigned bytes, unsigned long long *at) {
+  if ((size_t)to % 16 || (size_t)from % 16 || bytes % 16) abort();
+  bulks.push_back({(char *)to, from, bytes, at});
+}
 static void smelt_copy_arrive(unsigned long long *at) { arrivals[current].push_back({copies[current].size(), at}); }
 static bool smelt_barrier_passed(unsigned long long *at, int parity) {
   if ((int)(*at >> 32 & 1) != parity) return true;
-  for (int i = 0; i < threads_here * blocks_here; i++) {
+  for (int i = 0; i < threads_here; i++) {
     size_t done = 0;
     for (Arrival each : arrivals[i]) {
       for (; done < each.copies; done++) {
@@ -288,6 +289,11 @@ static bool smelt_barrier_passed(unsigned long long *at, int parity) {
     copies[i].erase(copies[i].begin(), copies[i].begin() + done);
     arrivals[i].clear();
   }
+  for (Bulk each : bulks) {
+    memcpy(each.to, each.from, each.bytes);
+    barrier_moves(each.at, 0, -(int)each.bytes);
+  }
+  bulks.clear();
   pause_fiber();
   return false;
 }
@@ -336,12 +342,12 @@ static int __clzll(long long x) { return x ? __builtin_clzll((unsigned long long
 
 static void run_fiber(void) {
   if (!_setjmp(fibers[current])) swapcontext(&entry, &begun);
-  go_on();
+  threadIdx.x = current;
   kernel_here(arguments_here);
   finished[current] = true;
   _longjmp(scheduler, 1);
 }
-static void run_blocks(int threads) {  // of a cluster; `threads` of all
+static void run_block(int threads) {
   for (int i = 0; i < threads; i++) {
     if (!stacks[i]) stacks[i] = (char *)malloc(STACK);
     current = i;
@@ -354,8 +360,8 @@ static void run_blocks(int threads) {  // of a cluster; `threads` of all
     finished[i] = false;
   }
   memset(warp_barriers, 0, sizeof warp_barriers);
-  memset(block_barriers, 0, sizeof block_barriers);
-  memset(&cluster_barrier, 0, sizeof cluster_barrier);
+  memset(&block_barrier, 0, sizeof block_barrier);
+  memset(&threads_barrier, 0, sizeof threads_barrier);
 #ifdef SMELT_WGMMA
   memset(group_barriers, 0, sizeof group_barriers);
 #endif
@@ -375,24 +381,17 @@ static void run_blocks(int threads) {  // of a cluster; `threads` of all
     }
   }
 }
-static void emulate(
-    void (*kernel)(const long long *), bool waits, int cluster, int blocks, int threads, const long long *arguments) {
-  if (cluster * threads > MOST || blocks % cluster) {
-    fprintf(stderr, "a grid of %d blocks of %d threads has no clusters of %d blocks\n", blocks, threads, cluster);
-    abort();
-  }
-  blocks_here = cluster;
+static void emulate(void (*kernel)(const long long *), bool waits, int blocks, int threads, const long long *arguments) {
   kernel_here = kernel;
   arguments_here = arguments;
   threads_here = threads;
   gridDim.x = blocks;
   blockDim.x = threads;
-  for (first_block = 0; first_block < blocks; first_block += cluster) {
-    blockIdx.x = first_block;
+  for (int block = 0; block < blocks; block++) {
+    blockIdx.x = block;
     if (waits) {
-      run_blocks(cluster * threads);
+      run_block(threads);
     } else {
-      smelt_shared = shared_memory[0];
       for (current = 0; current < threads; current++) {
         threadIdx.x = current;
         kernel(arguments);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -146,30 +147,38 @@ def test_products(
         assert np.abs(got - want).max() <= ROUNDING * np.abs(want).max()
 
 
-def test_clusters_of_few_rows(emulated: EmulatedCuda, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Columns that fill no cluster, steps of K that fill no chunk, rows that are not aligned: any number of blocks that
-    share K gives the bits of one block, and a row has them in any batch."""
+@pytest.mark.parametrize("splits", [1, 3])
+def test_weights_by_the_copy_engine(
+    splits: int, emulated: EmulatedCuda, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every number of rows of a stage; K that fills no stage, no run of 8 steps, fewer stages than the ring; columns
+    that fill no panel; rows that are not aligned; blocks that share K. A row has the same bits in any batch."""
+    monkeypatch.setattr(gemm_simt, "few_and_most", lambda *_: (0, 64))
+    monkeypatch.setattr(gemm_simt, "stream_splits", lambda *_: splits)
     random = np.random.default_rng(seed)
-    for rows, depth, columns in ((32, 520, 270), (9, 333, 130), (17, 2304, 40)):
-        x, w, b = (random.standard_normal(each, np.float32) for each in ((rows, depth), (depth, columns), (columns,)))
+    for depth, columns in ((1224, 130), (333, 64), (96, 200)):
+        x, w, b = (random.standard_normal(each, np.float32) for each in ((64, depth), (depth, columns), (columns,)))
         x, w = x.astype(BF16), w.astype(BF16)
-        found = []
-        for blocks in (1, 2, 4, 8):
-            monkeypatch.setattr(gemm_simt, "choose_cluster", lambda *_, blocks=blocks: blocks)
-            assert ("__cluster_dims__" in source(product(rows, depth, columns), "sm_90")) == (blocks > 1)
-            found.append(run_with(product(rows, depth, columns), "sm_90", {"w": w, "b": b}, x, times=2))
-            np.testing.assert_array_equal(found[-1], found[0])
-            alone = run_with(product(3, depth, columns), "sm_90", {"w": w, "b": b}, x[:3])
-            np.testing.assert_array_equal(alone, found[0][:3])
         want = x.astype(np.float64) @ w.astype(np.float64) + b
-        assert np.abs(found[0] - want).max() <= ROUNDING * np.abs(want).max()
+        whole = run_with(product(64, depth, columns), "sm_90", {"w": w, "b": b}, x, times=2)
+        assert np.abs(whole - want).max() <= ROUNDING * np.abs(want).max()
+        for rows in (1, 8, 13, 32):
+            made = product(rows, depth, columns)
+            assert f"smelt_stream<{next(each for each in (8, 16, 32) if rows <= each)}, " in source(made, "sm_90")
+            np.testing.assert_array_equal(run_with(made, "sm_90", {"w": w, "b": b}, x[:rows]), whole[:rows])
 
 
-def test_only_chips_with_clusters_share_few_rows() -> None:
-    program = product(20, 256, 512)
-    assert "smelt_few_cluster<" in source(program, "sm_90")
-    assert "smelt_few<" in source(program, "sm_80")
-    assert "smelt_few<" in source(product(8, 256, 512), "sm_90")
+def test_who_reads_the_weights_of_few_rows() -> None:
+    """The copy engine, for many columns or from 9 rows on; threads elsewhere, and on chips without warpgroups."""
+
+    def functions(rows: int, columns: int, machine: str) -> set[str]:
+        return {*re.findall(r"smelt_(few|stream|tile)<[^i]*ui16", source(product(rows, 256, columns), machine))} | {
+            *re.findall(r"smelt_(stream)<\d", source(product(rows, 256, columns), machine))
+        }
+
+    assert functions(1, 32768, "sm_90") == functions(20, 512, "sm_90") == functions(64, 512, "sm_90") == {"stream"}
+    assert functions(8, 512, "sm_90") == functions(32, 32768, "sm_80") == {"few"}
+    assert functions(65, 512, "sm_90") == functions(33, 512, "sm_80") == {"tile"}
 
 
 def test_the_tile_that_is_predicted_to_be_fastest() -> None:
@@ -222,7 +231,7 @@ NETWORK = """func.func @main(%x: tensor<1x3x20x20xf32>, %k: tensor<32x3x5x5xf32>
 def test_a_network_with_activations_in_bf16(emulated: EmulatedCuda, seed: int) -> None:
     """The first convolution runs on tensor cores as well: zeros fill up its channels."""
     program = with_precision(parse(NETWORK), "bf16_activations")
-    assert source(program, "sm_90").count("smelt_tile<ui16") >= 2
+    assert len(re.findall(r"smelt_(tile<ui16|stream<\d)", source(program, "sm_90"))) >= 2
     random = np.random.default_rng(seed)
     x, k, w = (random.standard_normal(arg.shape.numbers(), np.float32) for arg in program.main.args)
     got = run_with(program, "sm_90", {"k": k, "w": w}, x)

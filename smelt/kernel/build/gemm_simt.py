@@ -18,49 +18,47 @@ from smelt.frozen import Frozen
 from smelt.ir.core import Op
 from smelt.kernel.build.gemm import Columns, axis_stride, panel_slice, required_form, row_slice
 from smelt.kernel.build.sinks import Output, simt_sink
-from smelt.kernel.loops.form import F32_F16, FEW_BF16, FEW_F32_BF16, INT8, TENSOR_F16, TENSOR_F32_BF16, Form
-from smelt.kernel.loops.grammar import (
-    Amount,
-    ClusterSplit,
-    Expr,
-    Load,
-    Mma,
-    Number,
-    Place,
-    Set,
-    Slice,
-    Split,
-    add,
-    scale,
-    split,
+from smelt.kernel.loops.form import (
+    F32_F16,
+    FEW_BF16,
+    FEW_F32_BF16,
+    INT8,
+    STREAM_BF16,
+    TENSOR_BF16,
+    TENSOR_F16,
+    TENSOR_F32_BF16,
+    Form,
 )
+from smelt.kernel.loops.grammar import Amount, Expr, Load, Mma, Number, Place, Set, Slice, Split, add, scale, split
 from smelt.kernel.loops.nest import Index, Nest, flat, tensor
 from smelt.kernel.loops.simt import MULTIPROCESSORS
+from smelt.kernel.loops.tensor_tile import FEW_ROWS as FEW_TENSOR_ROWS
 from smelt.kernel.loops.tensor_tile import (
-    CLUSTER_COLUMNS,
     HALF_ROWS,
     PAD,
     STAGES,
+    STREAM_COLUMNS,
+    STREAM_PITCH,
+    STREAM_SIZES,
     TENSOR,
     TILE_ROWS,
     WIDTHS,
     stage_bytes,
 )
-from smelt.kernel.loops.tensor_tile import FEW_ROWS as FEW_TENSOR_ROWS
 from smelt.kernel.tune.schedules import KernelKey, TensorTile
 from smelt.shape import Shape
-from smelt.target import CLUSTERS, Target
+from smelt.target import WARPGROUPS, Target
 
 FEW_ROWS = 8  # of a block where there are few rows of f32
 THREADS = 256  # of a block; with few rows each takes 4 columns of a K-block
 BUSY = 100  # thread blocks that keep a GPU busy
 PANEL, MOST_SUMS = 64, 1 << 23  # columns of a panel; sums of K-blocks that may be kept
-CLUSTER = 8  # thread blocks that share products of few rows, where there are more than FEW_ROWS
 MANY_COLUMNS = 8192  # from here on a block with few rows takes 32 columns
 TILES = (*((TILE_ROWS, wide) for wide in (64, 128, 192, 256)), (HALF_ROWS, 64), (HALF_ROWS, 128))
 K_STAGE, VECTOR = 64, 128  # steps of a stage of bf16; bits that a thread stores together
 # A multiprocessor, by cycle: products of its tensor cores, bytes from the cache; cycles of a tile beside its stages.
 PRODUCTS, CACHE_RATE, BESIDE = 2048, 48, 2500
+LEAST_STAGES, MOST_SPLITS = 4, 8  # of a part of K with few rows; parts
 SPLITS, JOIN = (1, 2, 3, 4, 6, 8, 12, 16), 1500  # parts of K; cycles until the last block has them
 
 
@@ -163,20 +161,35 @@ def add_kept(nest: Nest, parts: int, sizes: Sequence[Size], index: Index) -> Exp
 def _tensor_dot(nest: Nest, op: Op, output: Output, form: Form) -> None:
     """A product by bf16 weights: of few rows, of many, or as many as there are when it is called."""
     rows = tensor(op.operands[0]).sizes[1]
-    many = minimum(floordiv(rows, FEW_TENSOR_ROWS + 1), 1)  # 1: there are many, 0: there are few
+
+    def more_than(count: int) -> Size:
+        return minimum(floordiv(rows, count + 1), 1)  # 1 where there are, else 0
+
+    few, most = few_and_most(nest.target, op, form)
+    if few and more_than(few) != 1:
+        _few_rows(nest, op, output, FEW_BF16 if form.left == bf16 else FEW_F32_BF16, 1 - more_than(few))
+    streams = more_than(few) - more_than(most)
+    if streams != 0:
+        _stream_rows(nest, op, output, streams)
+    if more_than(most) != 0:
+        _many_rows(nest, op, output, form, more_than(most))
+
+
+def few_and_most(target: Target, op: Op, form: Form) -> tuple[int, int]:
+    """The rows up to which threads read the weights themselves; up to which the copy engine does, where it can. It is
+    faster for many columns, and from 9 rows on: with few columns blocks split K, which costs more time than it saves
+    where there are fewer rows."""
+    groups, _, _, width = tensor(op.operands[1]).sizes
     if form is TENSOR_F16:  # which only tiles are for
-        many = 1
-    if many != 1:
-        _few_rows(nest, op, output, FEW_BF16 if form.left == bf16 else FEW_F32_BF16, 1 - many)
-    if many != 0:
-        _many_rows(nest, op, output, form, many)
+        return 0, 0
+    if form is not TENSOR_BF16 or WARPGROUPS not in target.features or width != STREAM_COLUMNS * form.k_pack:
+        return FEW_TENSOR_ROWS, FEW_TENSOR_ROWS
+    panels = groups * ceildiv(tensor(op.result).sizes[2], STREAM_COLUMNS)
+    wide = isinstance(panels, int) and panels >= 2 * MULTIPROCESSORS
+    return 0 if wide else FEW_ROWS, STREAM_SIZES[-1]
 
 
 def _few_rows(nest: Nest, op: Op, output: Output, form: Form, here: Size) -> None:
-    cluster = choose_cluster(nest.target, op, form)
-    if cluster > 1:
-        _cluster_rows(nest, op, output, form, here, cluster)
-        return
     lhs, panels = op.operands
     (groups, rows, depth), (shared, _, _, line) = tensor(lhs).sizes, tensor(panels).sizes
     columns = tensor(op.result).sizes[2]
@@ -198,34 +211,35 @@ def _few_rows(nest: Nest, op: Op, output: Output, form: Form, here: Size) -> Non
         tile.store(nest, op, output, f32, lambda row, column: (group, row, column))
 
 
-def choose_cluster(target: Target, op: Op, form: Form) -> int:
-    """The thread blocks that share products of few rows. With more than eight rows, the rows are as many bytes as the
-    weights of a block's columns: a cluster reads them once for the columns of all its blocks."""
-    rows, line = tensor(op.operands[0]).sizes[1], tensor(op.operands[1]).sizes[3]
-    if CLUSTERS not in target.features or form is not FEW_BF16 or line != PANEL * form.k_pack:
-        return 1
-    return 1 if isinstance(rows, int) and rows <= FEW_ROWS else CLUSTER
-
-
-def _cluster_rows(nest: Nest, op: Op, output: Output, form: Form, here: Size, cluster: int) -> None:
-    """Few rows by all columns of a cluster of blocks, which split K; each block stores CLUSTER_COLUMNS of them."""
+def _stream_rows(nest: Nest, op: Op, output: Output, here: Size) -> None:
+    """A block for each panel; several, which split K, where panels are few. The parts of K do not depend on the number
+    of rows, so that a row has the same bits in any batch."""
     lhs, panels = op.operands
     (groups, rows, depth), (shared, *_) = tensor(lhs).sizes, tensor(panels).sizes
-    columns, wide = tensor(op.result).sizes[2], CLUSTER_COLUMNS
-    with nest.loops((groups * here, ceildiv(columns, cluster * wide), cluster)) as (group, number, rank):
-        start = nest.let(scale(number, cluster * wide))
-        before = nest.let(add(start, scale(rank, wide)))
-        left = nest.let(add(columns, scale(start, -1)))
-        there: Expr = Number(wide)
-        if not isinstance(columns, int) or columns % (cluster * wide):  # some blocks may have no columns
-            there = nest.let(nest.apply("minimum", there, nest.let(add(columns, scale(before, -1))), dtype=i64))
-        tile = Tiled(nest.tile("few", f32, FEW_TENSOR_ROWS * wide), wide, wide, Amount(rows), before, there)
+    columns, wide = tensor(op.result).sizes[2], STREAM_COLUMNS
+    tall = next((each for each in STREAM_SIZES if isinstance(rows, int) and rows <= each), STREAM_SIZES[-1])
+    tiles = groups, ceildiv(columns, wide)
+    split = SplitK.of(nest, TensorSize(tall, wide, stream_splits(product(tiles), ceildiv(depth, K_STAGE))), tiles)
+    with nest.loops((groups * here, tiles[1], split.size.splits)) as (group, panel, share):
+        before = nest.let(scale(panel, wide))
+        there = at_most(nest, wide, columns, before)
+        sums = nest.tile("few", f32, tall * STREAM_PITCH)
+        tile = Tiled(sums, wide, STREAM_PITCH, Amount(rows), before, there, tall)
         a = row_slice(nest, op, lhs, (group, Number(0), Number(0)), (tile.rows, Amount(depth)))
-        place = (Number(0) if shared == 1 else group, nest.let(scale(number, cluster * wide // PANEL)), Number(0))
-        b = panel_slice(nest, op, place, Amount(depth), Columns(before, PANEL, there, f32))
-        part = ClusterSplit(nest.let(rank), Number(cluster), left)
-        nest.emit(Mma(tile.sums, a, across_panels(nest, op, b), form, part))
-        tile.store(nest, op, output, f32, lambda row, column: (group, row, column))
+        place = (Number(0) if shared == 1 else group, panel, Number(0))
+        b = panel_slice(nest, op, place, Amount(depth), Columns(before, wide, there, f32))
+        shares = split.shares(nest, (group, panel), share)
+        nest.emit(Mma(tile.sums, a, b, STREAM_BF16, shares))
+        split.finish(nest, tile, shares).store_vectors(
+            nest, op, output, columns, lambda row, column: (group, row, column)
+        )
+
+
+def stream_splits(tiles: Size, stages: Size) -> int:
+    """The blocks that share the K of a tile, so that two for each multiprocessor read weights."""
+    if not isinstance(tiles, int) or not isinstance(stages, int):
+        return 1
+    return max(1, min(2 * MULTIPROCESSORS // max(tiles, 1), stages // LEAST_STAGES, MOST_SPLITS))
 
 
 def _many_rows(nest: Nest, op: Op, output: Output, form: Form, here: Size) -> None:

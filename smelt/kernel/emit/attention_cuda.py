@@ -17,27 +17,6 @@ import re
 
 INSTRUCTIONS = """\
 #ifdef __CUDACC__
-inline void smelt_barrier_init(ui64 *at, int count) {
-  asm volatile("mbarrier.init.shared.b64 [%0], %1;" :: "r"(smelt_shared_address(at)), "r"(count) : "memory");
-}
-inline void smelt_barrier_arrive(ui64 *at) {
-  asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }"
-      :: "r"(smelt_shared_address(at)) : "memory");
-}
-inline bool smelt_barrier_passed(ui64 *at, int phase) {
-  ui32 done;
-#if __CUDA_ARCH__ >= 900
-  asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-      : "=r"(done) : "r"(smelt_shared_address(at)), "r"(phase) : "memory");
-#else
-  asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-      : "=r"(done) : "r"(smelt_shared_address(at)), "r"(phase) : "memory");
-#endif
-  return done;
-}
-inline void smelt_copy_arrive(ui64 *at) {  // once the copies that this thread has begun are there
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" :: "r"(smelt_shared_address(at)) : "memory");
-}
 inline int smelt_first_lane(bool holds) {  // the first lane where it holds, or 32
   const ui32 lanes = __ballot_sync(0xffffffffu, holds);
   return lanes ? __ffs(lanes) - 1 : 32;
@@ -72,7 +51,6 @@ WGMMA_TEXT
 #else
 template <int N> inline void smelt_registers_up() {}
 template <int N> inline void smelt_registers_down() {}
-inline void smelt_publish() {}
 inline void smelt_group_sync(int group) { __syncwarp(); }  // a warp has queries of its own
 #endif
 #endif

@@ -19,18 +19,17 @@ from smelt.kernel.emit.blocks_cuda import block_call, choose_shape
 from smelt.kernel.emit.printer import Printer, apply_text
 from smelt.kernel.emit.tile_cuda import FEW, MMA, TILE, TILED
 from smelt.kernel.emit.tile_dense import tile_call
-from smelt.kernel.emit.tile_few import cluster_call, few_call
+from smelt.kernel.emit.tile_few import few_call, stream_call
 from smelt.kernel.emit.tile_mma import attend_call
 from smelt.kernel.emit.vector_cuda import find_definitions, first_place, is_multiple
 from smelt.kernel.loops.fold import identity
-from smelt.kernel.loops.form import KEYS_BF16
+from smelt.kernel.loops.form import KEYS_BF16, STREAM_BF16
 from smelt.kernel.loops.grammar import (
     SHORT,
     Affine,
     Amount,
     Attend,
     BlockMma,
-    ClusterSplit,
     Expr,
     Fail,
     Fold,
@@ -64,14 +63,16 @@ from smelt.kernel.loops.simt import (
 from smelt.kernel.loops.tensor_tile import (
     ATTEND,
     FEW_TENSOR,
+    STREAM_COLUMNS,
     TENSOR,
     WARPS,
-    cluster_blocks,
     few_columns,
     flash_parts,
     flash_stages,
     resident_blocks,
     stage_bytes,
+    stream_rows,
+    stream_stages,
     tile_columns,
     tile_rows,
 )
@@ -167,10 +168,7 @@ class StagePrinter(Printer):
         if self.prefetches:
             parameters += [f"const i64 smelt_{name}" for name in PREFETCHED]
         bounds = str(stage.threads) if self.resident == 1 else f"{stage.threads}, {self.resident}"
-        cluster = f"__cluster_dims__({self.cluster}, 1, 1) " if self.cluster > 1 else ""
-        head = (
-            f'extern "C" __global__ {cluster}void __launch_bounds__({bounds}) {self.name}({", ".join(parameters)}) {{'
-        )
+        head = f'extern "C" __global__ void __launch_bounds__({bounds}) {self.name}({", ".join(parameters)}) {{'
         lane = {"thread": "0", "warp": f"(int)(threadIdx.x % {WARP})", "block": "(int)threadIdx.x"}[stage.group]
         start = [f"  const int {LANE} = {lane}; (void){LANE};", "  SMELT_RELEASE();"]
         if self.prefetches:
@@ -223,12 +221,6 @@ class StagePrinter(Printer):
         few = [each for each in products if isinstance(each, Mma) and each.form in FEW_TENSOR]
         by_blocks = [self.block_shape(each)[1] for each in products if isinstance(each, BlockMma)]
         return min((*by_blocks, *(resident_blocks(each) for each in few)), default=1)
-
-    @property
-    def cluster(self) -> int:
-        """Thread blocks that share products; the grid is a multiple of it."""
-        products = (each for each in walk_statements(self.stage.body) if isinstance(each, Mma))
-        return max((cluster_blocks(each) for each in products), default=1)
 
     def block_shape(self, mma: BlockMma) -> tuple[int, int]:
         """Units that a product by block-quantised weights reads ahead, and its blocks on a multiprocessor."""
@@ -592,8 +584,7 @@ class StagePrinter(Printer):
             f"(const {math.storage(mma.form.right)} *)({self.address(mma.b.place, math.storage(mma.form.right))})",
             *map(self.expr, (mma.b.strides[0], taps, extent)),
             self.address(mma.acc.place, math.register(mma.form.total)),
-            *map(self.expr, (panel, columns)),
-            "0" if isinstance(mma.accumulate, Split | ClusterSplit) else self.expr(mma.accumulate),
+            *map(self.expr, (panel, columns, Number(0) if isinstance(mma.accumulate, Split) else mma.accumulate)),
         ]
         name = mma.form.name
         if mma.form in TENSOR:
@@ -605,11 +596,13 @@ class StagePrinter(Printer):
             function = tile_call(mma.form, tall, wide, stages, **flags)
             share = [self.share(mma.accumulate, tall * wide)] if isinstance(mma.accumulate, Split) else []
             return f"{function}({LANE}, smelt_shared, {', '.join((*given, *share))});"
-        if isinstance(mma.accumulate, ClusterSplit):
-            cluster = mma.accumulate
-            few = [self.expr(cluster.rank), *(given[i] for i in (0, 1, 3, 6, 7)), self.expr(mma.b.strides[2]), given[9]]
-            few += [self.expr(cluster.columns), *given[10:13]]
-            function = cluster_call(cluster_blocks(mma), aligned=self.is_aligned(mma))
+        if mma.form is STREAM_BF16:
+            splits, rows_there = isinstance(mma.accumulate, Split), stream_rows(mma)
+            function = stream_call(rows_there, stream_stages(mma), aligned=self.is_aligned(mma), splits=splits)
+            few = [given[i] for i in (0, 1, 3, 6, 7, 9, 10, 11)]
+            few += (
+                [self.share(mma.accumulate, rows_there * STREAM_COLUMNS)] if isinstance(mma.accumulate, Split) else []
+            )
             return f"{function}({LANE}, smelt_shared, {', '.join(few)});"
         if mma.form in FEW_TENSOR:
             few = [given[i] for i in (0, 1, 3, 6, 7, 9, 10, 11, 12)]

@@ -18,7 +18,34 @@ inline void smelt_wgmma{suffix}(f32 (&d)[{count}], ui64 a, ui64 b) {{
       : {values} : "l"(a), "l"(b));
 }}
 """
-INSTRUCTION_COLUMNS = (32, 64, 128, 192, 256)
+INSTRUCTION_COLUMNS = (8, 16, 32, 64, 128, 192, 256)
+# THREADS of a block have the sums.
+SHARE = """\
+// Split-K: this block has part `number` of `count` parts of K. `parts` are the sums of all, `done` says which block has
+// the whole: the one that comes last adds them up in order, and sets the counter back.
+struct smelt_share { i64 number, count; f32 *parts; ui32 *counter; i64 *done; };
+template <int COUNT, int THREADS> inline bool smelt_join_parts(int lane, f32 *sum, const smelt_share &share) {
+#pragma unroll
+  for (int i = 0; i < COUNT; i++) share.parts[(share.number * COUNT + i) * THREADS + lane] = sum[i];
+  smelt_share_writes();
+  smelt_threads_sync<THREADS>();
+  if (lane == 0) {
+    const bool last = smelt_count(share.counter) == share.count - 1;
+    if (last) *share.counter = 0;
+    *share.done = last;
+  }
+  smelt_threads_sync<THREADS>();
+  if (!*share.done) return false;
+  smelt_share_writes();
+#pragma unroll
+  for (int i = 0; i < COUNT; i++) sum[i] = smelt_read_shared(share.parts + i * THREADS + lane);
+#pragma unroll 2
+  for (i64 other = 1; other < share.count; other++)
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) sum[i] += smelt_read_shared(share.parts + (other * COUNT + i) * THREADS + lane);
+  return true;
+}
+"""
 TILE = """\
 // 16 bytes of a row in a slab of the ring. Banks of neighbouring rows differ; bf16: wgmma's swizzle of 64 bytes.
 template <class L> inline int smelt_chunk(int r, int chunk) {
@@ -32,30 +59,6 @@ inline void smelt_keep_pair(f32 *to, f32 x, f32 y, i64 accumulate) {
     pair.x[1] = to[1] + y;
   }
   *(smelt_pair *)to = pair;
-}
-// Split-K: this block has part `number` of `count` parts of K. `parts` are the sums of all, `done` says which block has
-// the whole: the one that comes last adds them up in order, and sets the counter back.
-struct smelt_share { i64 number, count; f32 *parts; ui32 *counter; i64 *done; };
-template <int COUNT> inline bool smelt_join_parts(int lane, f32 *sum, const smelt_share &share) {
-#pragma unroll
-  for (int i = 0; i < COUNT; i++) share.parts[(share.number * COUNT + i) * 256 + lane] = sum[i];
-  smelt_share_writes();
-  __syncthreads();
-  if (lane == 0) {
-    const bool last = smelt_count(share.counter) == share.count - 1;
-    if (last) *share.counter = 0;
-    *share.done = last;
-  }
-  __syncthreads();
-  if (!*share.done) return false;
-  smelt_share_writes();
-#pragma unroll
-  for (int i = 0; i < COUNT; i++) sum[i] = smelt_read_shared(share.parts + i * 256 + lane);
-#pragma unroll 2
-  for (i64 other = 1; other < share.count; other++)
-#pragma unroll
-    for (int i = 0; i < COUNT; i++) sum[i] += smelt_read_shared(share.parts + (other * COUNT + i) * 256 + lane);
-  return true;
 }
 // Rows begin at `starts`, or `row` apart. Taps are `tap` apart, after every `across` of them `turn` more. WINDOW: bit t
 // of element ROWS + r of `starts` says whether tap t of row r is there. ALIGNED: all are whole runs of 16 bytes.
@@ -196,7 +199,7 @@ inline void smelt_tile(int lane, char *ring, i64 rows, const L *a, const i64 *st
     smelt_wgmma_wait<0>();
     smelt_copy_wait<0>();
     __syncthreads();
-    if (SPLIT && !smelt_join_parts<N / 2>(lane, sum, share)) return;
+    if (SPLIT && !smelt_join_parts<N / 2, 256>(lane, sum, share)) return;
 #pragma unroll
     for (int i = 0; i < N / 2; i += 2)
       smelt_keep_pair(acc + (own_rows + warp % 4 * 16 + group + i / 2 % 2 * 8) * width + own_columns + i / 4 * 8 +
@@ -254,7 +257,7 @@ inline void smelt_tile(int lane, char *ring, i64 rows, const L *a, const i64 *st
   }
   smelt_copy_wait<0>();
   __syncthreads();
-  if (SPLIT && !smelt_join_parts<HIGH * WIDE / 32>(lane, &sum[0][0][0], share)) return;
+  if (SPLIT && !smelt_join_parts<HIGH * WIDE / 32, 256>(lane, &sum[0][0][0], share)) return;
 #pragma unroll
   for (int i = 0; i < HIGH / 16; i++)
 #pragma unroll

@@ -1,8 +1,9 @@
-"""CUDA micro-kernels of up to 32 rows by bf16 weights (decoding): `smelt_few`, and `smelt_few_cluster` on sm_90.
+"""CUDA micro-kernels of few rows by bf16 weights (decoding), where memory is what counts.
 
-Weights go from memory to registers and are the left operand of `mma.sync`. K has eight parts, 32 steps of every 256;
-each is added up by one warp, and the eight sums are added in order. The parts are the warps of one block, or those of
-the blocks of a cluster: then the warps of a block have different columns, and rows are read once for all of them.
+`smelt_few`, for up to 32 rows: weights go from memory to registers and are the left operand of `mma.sync`. K has eight
+parts, 32 steps of every 256; each is added up by one warp, and the eight sums are added in order.
+`smelt_stream`, for up to 64 rows on sm_90: the copy engine fills a ring of stages with the weights of 64 columns, which
+are adjacent in a panel, 8 KB at a time; `wgmma` takes weights as its left operand and rows as its right one.
 """
 
 from __future__ import annotations
@@ -113,123 +114,144 @@ template <int TILES, class L> inline void smelt_few(int lane, char *ring, i64 ro
 #undef SMELT_FEW
 }
 """
-# CLUSTER runs of 32 columns; PARTS of the eight parts of K are a block's own.
-FEW_CLUSTER = """\
-// A block has PARTS of the parts of K, for all columns of its cluster, and gets the sums of the run of columns of its
-// rank. Rows go through shared memory, in chunks of CLUSTER turns of K, one chunk ahead; weights are DEEP turns ahead.
-template <int GROUPS, int CLUSTER, int DEEP, bool WHOLE> inline void smelt_few_part(int lane, char *ring, int rank, i64 rows,
-    const ui16 *a, i64 row, const ui16 *b, i64 line, i64 panel, i64 count, i64 there, f32 *acc, i64 width,
-    i64 columns) {
-  enum { WIDE = 32, PARTS = 8 / CLUSTER, PITCH = 512 + 64, HALF = 8 * GROUPS * PITCH };  // of neighbours: other banks
-  const int warp = lane / 32, group = lane % 32 / 4, member = lane % 4, part = warp % PARTS, side = warp / PARTS;
-  const int lines = (int)((count + 7) / 8), turns = (lines + 31) / 32, begin = 4 * (rank * PARTS + part) + member;
-  const int used = WIDE * side < there ? lines : 0;
-  const ui16 *weights = b + begin * line + WIDE * side / 64 * panel + (WIDE * side % 64 + group) * 8;
-  f32 sum[2][GROUPS][4] = {};
-  smelt_words y[DEEP][4];
-  const auto load_weights = [&](smelt_words (&to)[4], int turn) {
-    const bool is_there = 32 * turn + begin < used;
-#pragma unroll
-    for (int i = 0; i < 4; i++) to[i] = is_there ? smelt_stream(weights + i * 64) : smelt_words{};
-    weights += 32 * line;
-  };
-  // A thread copies 16 bytes of every eighth row: `piece` of the steps of a chunk.
-  const int piece = lane % 32;
-  int k = 256 * (piece / (4 * PARTS)) + 8 * (4 * PARTS * rank + piece % (4 * PARTS));
-  const ui16 *left = a + warp * row + k;
-  const auto fetch_rows = [&](char *to) {
-#pragma unroll
-    for (int i = 0; i < GROUPS; i++) {
-      const bool is_there = warp + 8 * i < rows;
-      const ui16 *const from = left + 8 * i * row;
-      ui16 *const target = (ui16 *)(to + (warp + 8 * i) * PITCH + 16 * piece);
-      if (WHOLE) {
-        smelt_copy_async(target, from, is_there && k < count ? 16 : 0);
-      } else {
-        for (int e = 0; e < 8; e++) target[e] = is_there && k + e < count ? from[e] : (ui16)0;
-      }
+STREAM = """\
+// Four warps copy, four multiply. A stage has 64 steps of K of 64 columns, and of ROWS rows, in runs of 128 bytes.
+template <int ROWS, int STAGES, bool ALIGNED, bool SPLIT> inline void smelt_stream_rows(int lane, char *ring, i64 rows,
+    const ui16 *a, i64 row, const ui16 *b, i64 line, i64 depth, f32 *acc, i64 width, const smelt_share &share) {
+  enum { COPIERS = 128, WEIGHTS = 8 * 1024, STAGE = WEIGHTS + ROWS * 128 };
+  ui64 *const full = (ui64 *)(ring + STAGES * STAGE), *const free = full + STAGES;
+  const int count = (int)depth, lines = (count + 7) / 8, all = (count + 63) / 64;
+  const int begin = SPLIT ? (int)((i64)all * share.number / share.count) : 0;
+  const int end = SPLIT ? (int)((i64)all * (share.number + 1) / share.count) : all;
+  if (lane == 0) {
+    for (int i = 0; i < STAGES; i++) {
+      smelt_barrier_init(full + i, COPIERS + 1);
+      smelt_barrier_init(free + i, 4);
     }
-    smelt_copy_commit();
-    k += 256 * CLUSTER;
-    left += 256 * CLUSTER;
-  };
-#pragma unroll
-  for (int i = 0; i < DEEP; i++) load_weights(y[i], i);  // which no launch writes
-  smelt_await();
-  fetch_rows(ring);
-  int here = 0;  // the half of the ring that has the chunk
-#pragma unroll 1
-  for (int turn = 0; turn < turns; turn += CLUSTER) {
-    smelt_copy_wait<0>();
-    __syncthreads();  // the chunk is there, and the one before is multiplied
-    const char *const chunk = ring + here + group * PITCH + 64 * part + 16 * member;
-    here ^= HALF;
-    fetch_rows(ring + here);
-#pragma unroll
-    for (int i = 0; i < CLUSTER; i++) {
-      const smelt_words (&w)[4] = y[i % DEEP];
-#pragma unroll
-      for (int g = 0; g < GROUPS; g++) {
-        const smelt_words x = *(const smelt_words *)(chunk + 8 * g * PITCH + 64 * PARTS * i);
-#pragma unroll
-        for (int half = 0; half < 2; half++)
-#pragma unroll
-          for (int t = 0; t < 2; t++) {
-            const ui32 u[4] = {w[2 * t].x[2 * half], w[2 * t + 1].x[2 * half],
-                               w[2 * t].x[2 * half + 1], w[2 * t + 1].x[2 * half + 1]};
-            smelt_mma_sync(sum[t][g], u, x.x + 2 * half);
-          }
-      }
-      load_weights(y[i % DEEP], turn + i + DEEP);
-    }
+    smelt_barrier_publish();
   }
-  smelt_copy_wait<0>();
   __syncthreads();
-  f32 *const sums = (f32 *)ring;
-  const int each = (int)rows * WIDE;
-#pragma unroll
-  for (int t = 0; t < 2; t++)
-#pragma unroll
-    for (int g = 0; g < GROUPS; g++)
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
-        const int r = 8 * g + 2 * member + e % 2, c = 16 * t + group + e / 2 * 8;
-        if (r < rows) sums[(part * CLUSTER + side) * each + r * WIDE + c] = sum[t][g][e];
+  if (lane >= 128) {
+    const int member = lane - 128, chunk = member % 8, first_row = member / 8;
+    const bool whole = ALIGNED || ((ui64)a | (ui64)(2 * row)) % 16 == 0;
+    const auto fetch_lines = [&](int slot, int stage) {
+      char *const to = ring + slot * STAGE;
+      const int left = lines - 8 * stage, there = left < 8 ? left : 8;
+      if (member == 0) {
+        smelt_bulk_expect(full + slot, there * 1024);
+        smelt_bulk_copy(to, b + (i64)(8 * stage) * line, there * 1024, full + slot);
       }
-  smelt_cluster_sync();
-  f32 total[GROUPS];
+      for (int at = 64 * there + member; at < 64 * 8; at += COPIERS) smelt_copy_async(to + 16 * at, b, 0);
+    };
+    const auto fetch_rows = [&](int slot, int stage) {
+      char *const to = ring + slot * STAGE + WEIGHTS;
+      const int k = 64 * stage + 8 * chunk, left = count - k, used = left <= 0 ? 0 : left < 8 ? left : 8;
 #pragma unroll
-  for (int i = 0; i < GROUPS; i++) {
-    const int at = lane + 256 * i;
-    f32 found[8];
-#pragma unroll
-    for (int p = 0; p < 8; p++)
-      found[p] = at < each ? smelt_cluster_read(sums + (p % PARTS * CLUSTER + rank) * each + at, p / PARTS) : 0;
-    total[i] = found[0];
-#pragma unroll
-    for (int p = 1; p < 8; p++) total[i] += found[p];
+      for (int i = 0; i < (ROWS + 15) / 16; i++) {
+        const int r = first_row + 16 * i;
+        if (r >= rows) continue;
+        const ui16 *const from = a + r * row + k;
+        ui16 *const target = (ui16 *)(to + r * 128 + (chunk ^ (r % 8)) * 16);
+        if (whole) {
+          smelt_copy_async(target, from, 2 * used);
+        } else {
+          for (int e = 0; e < 8; e++) target[e] = e < used ? from[e] : (ui16)0;
+        }
+      }
+      if (whole) {
+        smelt_copy_arrive(full + slot);
+      } else {
+        smelt_copy_commit();
+        smelt_copy_wait<0>();
+        smelt_publish();
+        smelt_barrier_arrive(full + slot);
+      }
+    };
+    const int first = end - begin < STAGES ? end - begin : STAGES;
+    for (int i = 0; i < first; i++) fetch_lines(i, begin + i);  // of weights, which no launch writes
+    smelt_await();
+    for (int i = 0; i < first; i++) fetch_rows(i, begin + i);
+    int slot = 0, phase = 0;
+#pragma unroll 1
+    for (int stage = begin + STAGES; stage < end; stage++) {
+      while (!smelt_barrier_passed(free + slot, phase)) {}
+      fetch_lines(slot, stage);
+      fetch_rows(slot, stage);
+      if (++slot == STAGES) slot = 0, phase ^= 1;
+    }
+    return;
   }
-  smelt_cluster_sync();  // all have read the sums: the tile may take their place, and a block may end
+  smelt_await();
+  const int warp = lane / 32, group = lane % 32 / 4, member = lane % 4;
+  f32 sum[ROWS / 2];
 #pragma unroll
-  for (int i = 0; i < GROUPS; i++) {
-    const int at = lane + 256 * i;
-    if (at < each && at % WIDE < columns) acc[at / WIDE * width + at % WIDE] = total[i];
+  for (int i = 0; i < ROWS / 2; i++) sum[i] = 0;
+  int slot = 0, phase = 0;
+#pragma unroll 1
+  for (int stage = begin; stage < end; stage++) {
+    while (!smelt_barrier_passed(full + slot, phase)) {}
+    const char *const at = ring + slot * STAGE;
+#ifdef SMELT_WGMMA
+    // Descriptors: address, distance of core matrices along K and along rows, swizzle (0: none, 1: 128 bytes).
+    const ui64 left = (ui64)(1024 >> 4) << 16 | (ui64)(128 >> 4) << 32 | smelt_shared_address(at) >> 4;
+    const ui64 right =
+        (ui64)1 << 16 | (ui64)(1024 >> 4) << 32 | (ui64)1 << 62 | smelt_shared_address(at + WEIGHTS) >> 4;
+    smelt_wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < 4; i++) smelt_wgmma(sum, left + i * (2048 >> 4), right + i * (32 >> 4));
+    smelt_wgmma_commit();
+    smelt_wgmma_wait<1>();
+    const bool done = stage > begin;  // the stage before
+    const int last = slot ? slot - 1 : STAGES - 1, next = stage - 1 + STAGES;
+#else
+#pragma unroll
+    for (int s = 0; s < 2; s++) {
+      smelt_words w[2];
+#pragma unroll
+      for (int h = 0; h < 2; h++)
+        w[h] = *(const smelt_words *)(at + (4 * s + member) * 1024 + (16 * warp + 8 * h + group) * 16);
+#pragma unroll
+      for (int g = 0; g < ROWS / 8; g++) {
+        const char *const from = at + WEIGHTS + (8 * g + group) * 128;
+        const smelt_words x = *(const smelt_words *)(from + (4 * s + member ^ group) * 16);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          const ui32 u[4] = {w[0].x[2 * half], w[1].x[2 * half], w[0].x[2 * half + 1], w[1].x[2 * half + 1]};
+          smelt_mma_sync(sum + 4 * g, u, x.x + 2 * half);
+        }
+      }
+    }
+    __syncwarp();
+    const bool done = true;
+    const int last = slot, next = stage + STAGES;
+#endif
+    if (done && next < end && lane % 32 == 0) smelt_barrier_arrive(free + last);
+    if (++slot == STAGES) slot = 0, phase ^= 1;
+  }
+#ifdef SMELT_WGMMA
+  smelt_wgmma_wait<0>();
+#endif
+  smelt_threads_sync<128>();
+  if (lane == 0)
+    for (int i = 0; i < 2 * STAGES; i++) smelt_barrier_end(full + i);
+  smelt_threads_sync<128>();  // sums may take the place of operands and barriers
+  if (SPLIT && !smelt_join_parts<ROWS / 2, 128>(lane, sum, share)) return;
+#pragma unroll
+  for (int i = 0; i < ROWS / 2; i++) {
+    const int r = i / 4 * 8 + 2 * member + i % 2;
+    if (r < rows) acc[r * width + 16 * warp + group + i / 2 % 2 * 8] = sum[i];
   }
 }
-// ALIGNED: rows are whole runs of 16 bytes.
-template <int CLUSTER, bool ALIGNED> inline void smelt_few_cluster(int lane, char *ring, i64 rank, i64 rows,
-    const ui16 *a, i64 row, const ui16 *b, i64 line, i64 panel, i64 count, i64 there, f32 *acc, i64 width,
-    i64 columns) {
-  const bool whole = ALIGNED || (count % 8 == 0 && ((ui64)a | (ui64)(2 * row)) % 16 == 0);
-#define SMELT_FEW(GROUPS, DEEP, WHOLE) smelt_few_part<GROUPS, CLUSTER, DEEP, WHOLE>( \\
-  lane, ring, (int)rank, rows, a, row, b, line, panel, count, there, acc, width, columns)
-  if (!whole && rows <= 8) SMELT_FEW(1, 1, false);
-  else if (!whole && rows <= 16) SMELT_FEW(2, 1, false);
-  else if (!whole) SMELT_FEW(4, 1, false);
-  else if (rows <= 8) SMELT_FEW(1, (CLUSTER < 4 ? 2 : 4), true);
-  else if (rows <= 16) SMELT_FEW(2, (CLUSTER < 4 ? 2 : 4), true);
-  else SMELT_FEW(4, (CLUSTER < 4 ? 2 : 4), true);
-#undef SMELT_FEW
+template <int MOST, int STAGES, bool ALIGNED, bool SPLIT> inline void smelt_stream(int lane, char *ring, i64 rows,
+    const ui16 *a, i64 row, const ui16 *b, i64 line, i64 depth, f32 *acc, i64 width,
+    const smelt_share &share = smelt_share{}) {
+#define SMELT_STREAM(ROWS) smelt_stream_rows<(ROWS < MOST ? ROWS : MOST), STAGES, ALIGNED, SPLIT>( \\
+  lane, ring, rows, a, row, b, line, depth, acc, width, share)
+  if (rows <= 8) SMELT_STREAM(8);
+  else if (rows <= 16) SMELT_STREAM(16);
+  else if (rows <= 32) SMELT_STREAM(32);
+  else SMELT_STREAM(64);
+#undef SMELT_STREAM
 }
 """
 
@@ -238,5 +260,5 @@ def few_call(form: Form, columns: int) -> str:
     return f"smelt_few<{columns // 16}, {math.storage(form.left)}>"
 
 
-def cluster_call(blocks: int, *, aligned: bool) -> str:
-    return f"smelt_few_cluster<{blocks}, {str(aligned).lower()}>"
+def stream_call(rows: int, stages: int, *, aligned: bool, splits: bool) -> str:
+    return f"smelt_stream<{rows}, {stages}, {str(aligned).lower()}, {str(splits).lower()}>"

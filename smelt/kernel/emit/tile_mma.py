@@ -3,7 +3,7 @@
 | function | rows of a block | how |
 |---|---|---|
 | `smelt_tile_FORM` | 128 | `cp.async` fills a ring of stages in shared memory; `wgmma` on sm_90, else `mma.sync` |
-| `smelt_few` | up to 32 | weights go from memory to registers and are the left operand of `mma.sync` (`tile_few.py`) |
+| `smelt_few`, `smelt_stream` | up to 32, up to 64 | weights are read at the speed of memory (`tile_few.py`) |
 | `smelt_keys`, `smelt_values` | up to 8 | attention: products with keys, which warps share, and sums of values |
 
 The sum does not depend on which steps of K an instruction combines, so a thread loads 8 adjacent steps of one row and
@@ -14,8 +14,8 @@ hold all of their bits. Device functions before `LOADS` have counterparts in the
 from __future__ import annotations
 
 from smelt.kernel.emit.attention_cuda import attend_functions
-from smelt.kernel.emit.tile_dense import PAD, TILE, wgmma_texts
-from smelt.kernel.emit.tile_few import FEW, FEW_CLUSTER
+from smelt.kernel.emit.tile_dense import PAD, SHARE, TILE, wgmma_texts
+from smelt.kernel.emit.tile_few import FEW, STREAM
 from smelt.kernel.loops.form import KEYS_BF16, Form
 
 INSTRUCTIONS = """\
@@ -33,18 +33,6 @@ inline void smelt_mma_sync_f16(f32 *c, const ui32 *a, const ui32 *b) {
 }
 #if __CUDA_ARCH__ >= 900
 inline void smelt_await() { asm volatile("griddepcontrol.wait;" ::: "memory"); }  // for what earlier launches write
-inline void smelt_cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-inline f32 smelt_cluster_read(const f32 *at, ui32 rank) {  // what another block of the cluster has there
-  ui32 there;
-  f32 x;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(there) : "r"((ui32)__cvta_generic_to_shared(at)), "r"(rank));
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(there) : "memory");
-  return x;
-}
 #else
 inline void smelt_await() {}
 #endif
@@ -55,6 +43,27 @@ inline void smelt_copy_async(void *to, const void *from, int used) {  // 16 byte
 }
 inline void smelt_copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> inline void smelt_copy_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
+inline void smelt_barrier_init(ui64 *at, int count) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" :: "r"(smelt_shared_address(at)), "r"(count) : "memory");
+}
+inline void smelt_barrier_arrive(ui64 *at) {
+  asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }"
+      :: "r"(smelt_shared_address(at)) : "memory");
+}
+inline bool smelt_barrier_passed(ui64 *at, int phase) {
+  ui32 done;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+      : "=r"(done) : "r"(smelt_shared_address(at)), "r"(phase) : "memory");
+#else
+  asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+      : "=r"(done) : "r"(smelt_shared_address(at)), "r"(phase) : "memory");
+#endif
+  return done;
+}
+inline void smelt_copy_arrive(ui64 *at) {  // once the copies that this thread has begun are there
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" :: "r"(smelt_shared_address(at)) : "memory");
+}
 inline smelt_words smelt_stream(const void *from) {  // 16 bytes that are read once
   smelt_words to;
   asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -67,6 +76,26 @@ inline smelt_words smelt_read(const void *from) {  // 16 bytes, now: no compiler
       : "=r"(to.x[0]), "=r"(to.x[1]), "=r"(to.x[2]), "=r"(to.x[3]) : "l"(from) : "memory");
   return to;
 }
+template <int N> inline void smelt_threads_sync() {  // of the first N
+  asm volatile("bar.sync 4, %0;" :: "n"(N) : "memory");
+}
+#if __CUDA_ARCH__ >= 900
+inline void smelt_publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+inline void smelt_barrier_publish() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+inline void smelt_barrier_end(ui64 *at) {
+  asm volatile("mbarrier.inval.shared.b64 [%0];" :: "r"(smelt_shared_address(at)) : "memory");
+}
+inline void smelt_bulk_expect(ui64 *at, ui32 bytes) {  // an arrival, and bytes that will be there in this phase
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;"
+      :: "r"(smelt_shared_address(at)), "r"(bytes) : "memory");
+}
+inline void smelt_bulk_copy(void *to, const void *from, ui32 bytes, ui64 *at) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+      :: "r"(smelt_shared_address(to)), "l"(from), "r"(bytes), "r"(smelt_shared_address(at)) : "memory");
+}
+#else
+inline void smelt_publish() {}
+#endif
 inline void smelt_share_writes() { __threadfence(); }  // with other blocks
 inline ui32 smelt_count(ui32 *counter) { return atomicAdd(counter, 1u); }
 inline f32 smelt_read_shared(const f32 *from) {  // what another block wrote
@@ -82,7 +111,6 @@ inline void smelt_wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned
 template <int N> inline void smelt_wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory");
 }
-inline void smelt_publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 WGMMA_TEXT
 #endif
 #endif
@@ -243,17 +271,18 @@ def attend_call(form: Form, size: int) -> str:
 
 def tensor_kernels(text: str) -> str:
     """The functions that a text calls."""
-    tile, few, cluster, attend = (f"smelt_{name}<" in text for name in ("tile", "few", "few_cluster", "values"))
+    tile, few, stream, attend = (f"smelt_{name}<" in text for name in ("tile", "few", "stream", "values"))
     flash = attend_functions(text)
-    if not (tile or few or cluster or attend or flash or "smelt_block_rows<" in text):
+    if not (tile or few or stream or attend or flash or "smelt_block_rows<" in text):
         return ""
-    instructions = INSTRUCTIONS.replace("WGMMA_TEXT\n", wgmma_texts() if tile else "")
+    instructions = INSTRUCTIONS.replace("WGMMA_TEXT\n", wgmma_texts() if tile or stream else "")
     return "".join(
         [
             *(instructions, LOADS, flash),
             *([FEW] if few else []),
-            *([FEW_CLUSTER] if cluster else []),
             *([ATTEND] if attend else []),
+            *([SHARE] if tile or stream else []),
             *([PAD, TILE] if tile else []),
+            *([STREAM] if stream else []),
         ]
     )

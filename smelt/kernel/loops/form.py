@@ -29,9 +29,11 @@ F32 = Form("f32", f32, f32, f32, 1, 128)
 F32_F16, F32_BF16 = (Form(f"f32_{each}", f32, each, f32, 1, 128) for each in (f16, bf16))  # widened, then as f32
 BF16 = Form("bf16", bf16, bf16, f32, 2, 256)
 # Tensor cores: 8 steps of a column are 16 adjacent bytes. A tile has one sum, in the order of the instruction. A few
-# rows have 8 sums, of which one after another takes the next 32 steps, added up in the end. f32 is split into three
-# bf16, which hold all of its bits.
-TENSOR_BF16, FEW_BF16 = (Form(f"bf16_{name}", bf16, bf16, f32, 8, 1 << 40) for name in ("mma", "few"))
+# rows have 8 sums, of which one after another takes the next 32 steps, added up in the end; where the copy engine
+# brings weights (`stream`), a sum for each part of K. f32 is split into three bf16, which hold all of its bits.
+TENSOR_BF16, FEW_BF16, STREAM_BF16 = (
+    Form(f"bf16_{name}", bf16, bf16, f32, 8, 1 << 40) for name in ("mma", "few", "stream")
+)
 TENSOR_F16 = Form("f16_mma", f16, f16, f32, 8, 1 << 40)
 TENSOR_F32_BF16, FEW_F32_BF16 = (Form(f"f32_bf16_{name}", f32, bf16, f32, 8, 1 << 40) for name in ("mma", "few"))
 # Attention of a few queries on tensor cores: products with keys have a sum for each of the three bf16; weighted sums of

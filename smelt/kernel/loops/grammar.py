@@ -247,15 +247,6 @@ class Split(Frozen):
     done: Expr
 
 
-class ClusterSplit(Frozen):
-    """Part `rank` of `count` parts of K, each in a thread block of a cluster. Together they multiply `count` times as
-    many columns as `acc` has, `columns` of which are there, from the place of `b` on; `acc` gets those of its rank."""
-
-    rank: Expr
-    count: Expr
-    columns: Expr
-
-
 class Mma(Frozen):
     """Micro-kernel call: acc[i, j] = sum over t and k of a[i, t, k] * b[t, k, j], in the order of (t, k).
 
@@ -267,15 +258,14 @@ class Mma(Frozen):
     On a GPU a call may take more steps than a K-block of the form, and the row stride of `a` may be a load of the first
     element of a tile: then row i begins as many elements after the place of `a` as element i of that tile says.
     There `a` may be [row, line of a window, tap, k]: then the second half of that tile says by bit t of its element i
-    whether tap t of row i is there; others are zeros. With a `Split` or `ClusterSplit` to accumulate, the call has a
-    part of K.
+    whether tap t of row i is there; others are zeros. With a `Split` to accumulate the call has a part of K.
     """
 
     acc: Slice
     a: Slice
     b: Slice
     form: Form
-    accumulate: Expr | Split | ClusterSplit = Number(0)
+    accumulate: Expr | Split = Number(0)
     prefetch: Chunk | Place | None = None
 
 
@@ -545,7 +535,7 @@ def _fields(*types: str) -> dict[type, tuple[str, ...]]:
 _BLOCKS, _VARS = _fields("tuple[Stmt, ...]"), _fields("Var")
 _PLACES = _fields("Place", "Slice")
 _EXPRS = _fields(
-    "Expr", "Expr | Split | ClusterSplit", "Place", "Slice", "Chunk | Place | None", "Place | None", "tuple[Expr, ...]"
+    "Expr", "Expr | Split", "Place", "Slice", "Chunk | Place | None", "Place | None", "tuple[Expr, ...]"
 )  # whatever holds expressions
 
 
@@ -569,7 +559,7 @@ def _inside(held: Any) -> tuple[Expr, ...]:
             return (place.index, *sizes, *strides)
         case Chunk(number, count):
             return number, count
-        case Split() | ClusterSplit():
+        case Split():
             return tuple(held.record().values())
         case None:
             return ()
@@ -620,8 +610,8 @@ def _rebuild_field(held: Any, expr: Callable[[Expr], Expr]) -> Any:
             return Slice(_rebuild_field(place, expr), tuple(map(expr, sizes)), tuple(map(expr, strides)))
         case Chunk(number, count):
             return Chunk(expr(number), expr(count))
-        case Split() | ClusterSplit():
-            return type(held)(**{name: expr(each) for name, each in held.record().items()})
+        case Split():
+            return Split(**{name: expr(each) for name, each in held.record().items()})
         case None:
             return None
         case tuple():

@@ -14,23 +14,26 @@ from smelt.kernel.loops.form import (
     FEW_BF16,
     FEW_F32_BF16,
     KEYS_BF16,
+    STREAM_BF16,
     TENSOR_BF16,
     TENSOR_F16,
     TENSOR_F32_BF16,
     VALUES_BF16,
     Form,
 )
-from smelt.kernel.loops.grammar import Amount, Attend, BlockMma, ClusterSplit, Mma, Number, Split, Tile
+from smelt.kernel.loops.grammar import Amount, Attend, BlockMma, Mma, Number, Split, Tile
 
-TENSOR, FEW_TENSOR = (TENSOR_BF16, TENSOR_F16, TENSOR_F32_BF16), (FEW_BF16, FEW_F32_BF16)
+TENSOR, FEW_TENSOR = (TENSOR_BF16, TENSOR_F16, TENSOR_F32_BF16), (FEW_BF16, FEW_F32_BF16, STREAM_BF16)
 ATTEND = KEYS_BF16, VALUES_BF16
 TILE_ROWS, FEW_ROWS, ATTEND_ROWS = 128, 32, 8
 HALF_ROWS = 64  # of a tile where there are few of them
 WIDTHS = (64, 128, 256)  # columns of a tile
 STAGES, DEEP_STAGES = 4, 8  # of the ring of operands, where there is room: a block may be alone on its multiprocessor
 BLOCK_COLUMNS, BLOCK_ROWS = 32, (8, 32, 64)  # of a tile by block-quantised weights
+STREAM_SIZES, STREAM_COLUMNS, STREAM_PITCH = (8, 16, 32, 64), 64, 68  # rows and columns of a block; of its sums: a row
+STREAM_BLOCKS, SPLIT_STREAM_BLOCKS = 4, 3  # on a multiprocessor; where several blocks split K
+STREAM_ROOM, STREAM_BARRIERS = 220 << 10, 16  # bytes of all of these blocks; of the barriers of a stage
 WARPS = 8  # of a block
-CLUSTER_COLUMNS, CLUSTER_PITCH = 32, 512 + 64  # columns of a block of a cluster; bytes of its rows in shared memory
 ALIGN = 1024  # bytes of a stage
 PAD = 8  # elements after each row of sums: neighbouring rows begin in other banks
 
@@ -56,18 +59,9 @@ def ring_bytes(mma: Mma | BlockMma, room: int, rows: int = TILE_ROWS, stages: in
         return 3 * 2 * min(few_rows(mma), ATTEND_ROWS) * int(depth.value.real)  # the queries as three bf16
     if mma.form is VALUES_BF16:
         return WARPS * min(few_rows(mma), ATTEND_ROWS) * few_columns(mma) * 4
-    sums = WARPS * few_rows(mma) * few_columns(mma) * 4  # of every warp
-    if isinstance(mma.accumulate, ClusterSplit):
-        return max(sums, 2 * -(-few_rows(mma) // 8) * 8 * CLUSTER_PITCH)
-    return sums
-
-
-def cluster_blocks(mma: Mma) -> int:
-    """The thread blocks that share a product."""
-    if not isinstance(mma.accumulate, ClusterSplit):
-        return 1
-    assert isinstance(mma.accumulate.count, Number)
-    return int(mma.accumulate.count.value.real)
+    if mma.form is STREAM_BF16:
+        return stream_stages(mma) * (stream_stage_bytes(mma) + STREAM_BARRIERS)
+    return WARPS * few_rows(mma) * few_columns(mma) * 4  # the sums of every warp
 
 
 def few_rows(mma: Mma) -> int:
@@ -77,12 +71,34 @@ def few_rows(mma: Mma) -> int:
             return int(value.real)
         case Amount(int(rows)):
             return rows
-    return FEW_ROWS
+    return STREAM_SIZES[-1] if mma.form is STREAM_BF16 else FEW_ROWS
+
+
+def stream_rows(mma: Mma) -> int:
+    """The rows of a stage of a product whose weights the copy engine brings."""
+    return next(each for each in STREAM_SIZES if few_rows(mma) <= each)
+
+
+def stream_stage_bytes(mma: Mma) -> int:
+    """64 steps of K of 64 columns and of the rows."""
+    return 128 * (STREAM_COLUMNS + stream_rows(mma))
+
+
+def stream_stages(mma: Mma) -> int:
+    """As many as there is room for beside the other blocks."""
+    return STREAM_ROOM // stream_blocks(mma) // (stream_stage_bytes(mma) + STREAM_BARRIERS)
+
+
+def stream_blocks(mma: Mma) -> int:
+    """Blocks on a multiprocessor."""
+    return SPLIT_STREAM_BLOCKS if isinstance(mma.accumulate, Split) else STREAM_BLOCKS
 
 
 def resident_blocks(mma: Mma) -> int:
     """Blocks of a product of few rows on a multiprocessor, so that its registers hold what is being read."""
-    if few_rows(mma) <= 8 and not isinstance(mma.accumulate, ClusterSplit):
+    if mma.form is STREAM_BF16:
+        return stream_blocks(mma)
+    if few_rows(mma) <= 8:
         return 3 if few_columns(mma) == 16 else 4
     return 2
 
@@ -105,7 +121,7 @@ def tile_rows(mma: Mma, tiles: Iterable[Tile]) -> int:
 
 def shares_memory(mma: Mma | BlockMma) -> bool:
     """Whether the sums may take the memory of the operands: they are written once, after all of them were read."""
-    return isinstance(mma, BlockMma) or mma.accumulate == Number(0) or isinstance(mma.accumulate, Split | ClusterSplit)
+    return isinstance(mma, BlockMma) or mma.accumulate == Number(0) or isinstance(mma.accumulate, Split)
 
 
 # ---- FlashAttention: tiles of keys and values go through a ring ----

@@ -19,7 +19,6 @@ from smelt.kernel.loops.grammar import (
     Attend,
     Bitcast,
     BlockMma,
-    ClusterSplit,
     Convert,
     Declare,
     Expr,
@@ -110,8 +109,6 @@ def _mma(stmt: Mma) -> str:
     match stmt.accumulate:
         case Split(number, count):
             sign = f"= part {text(number)} of {text(count)} of the"
-        case ClusterSplit(rank, count):
-            sign = f"= columns {text(rank)} of {text(count)} of a cluster, of the"
         case other:
             sign = "=" if other == Number(0) else f"+= (where {text(other)}, else =)"
     place = stmt.acc.place
