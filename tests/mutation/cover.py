@@ -227,6 +227,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     _state["seconds"], _state["failed"] = {}, set()
     _state["coverage"] = coverage.Coverage(data_file=None, source=[str(Path.cwd() / "smelt")], config_file=False)
+    _state["coverage"].set_option("run:disable_warnings", ["no-data-collected"])  # of a file that runs nothing of smelt
     _state["coverage"].start()
 
 

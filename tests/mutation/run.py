@@ -44,6 +44,7 @@ TESTS = ("tests/unit", "tests/hostile", "tests/property", "tests/golden", "tests
 SUITES = ("smelt/ir", "smelt/kernel", "smelt/passes", "smelt/read/onnx", "smelt/write/onnx", "smelt/engine")
 SAMPLE = "tests/mutation/sample.py"
 LATE = "took too long"
+KEEPING = threading.Lock()
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 
 
@@ -243,6 +244,7 @@ def run(options: argparse.Namespace) -> list[Trial]:
                 else:
                     copy.try_first(trial, coverage, options)
                 print(f"{trial.outcome:10} {trial.seconds:5.1f} s {trial}", flush=True)
+                keep(options, report([each for each in trials if each.outcome]))
 
         def work_on(some: list[Trial], budget: float) -> None:
             waiting: queue.SimpleQueue[Trial] = queue.SimpleQueue()
@@ -282,6 +284,13 @@ def report(trials: list[Trial]) -> dict[str, object]:
     }  # fmt: skip
 
 
+def keep(options: argparse.Namespace, found: dict[str, object]) -> None:
+    """Write the report, after every mutant: `--after` goes on from what a run that was ended left."""
+    if options.json:
+        with KEEPING:
+            options.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
@@ -305,8 +314,7 @@ def main() -> int:
     parser.add_argument("--after", type=Path, help="the JSON of an earlier run: go on with its survivors")
     options = parser.parse_args()
     found = report(run(options))
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    keep(options, found)
     score = float(str(found["killed_of_not_equivalent"]))
     print(f"\nseed {options.seed}: {found['outcomes']}; killed {score:.1%} of those that are not equivalent")
     return int(score < options.at_least)
