@@ -259,6 +259,28 @@ def test_dynamic_conv():
         conv(f, f.constant([1, 0], "i64"))
 
 
+@pytest.mark.parametrize("padding", [Shape("f32", 1, 2), Shape("i64", 2), Shape("i64", 1, 2, 1), Shape("i64", "N", 2)])
+def test_the_padding_of_a_convolution_is_a_matrix_of_integers(padding):
+    f = FuncBuilder("main", [Shape("f32", 1, 5, 1), Shape("f32", 2, 1, 1), padding])
+    with pytest.raises(VerifyError, match="the padding must be a matrix of integers"):
+        conv(f, f.args[2])
+
+
+def test_a_row_of_the_padding_that_data_has_leaves_the_others_known():
+    """Three spatial dimensions, padded by (1, 2), by what data says, and by (3, 4): 5 + 3 - 1, ?, 5 + 7 - 1."""
+    dims = ConvDims(0, 4, (1, 2, 3), 3, 4, (0, 1, 2), 0, 4, (1, 2, 3))
+    f = FuncBuilder("main", [Shape("f32", 1, 5, 5, 5, 1), Shape("f32", 2, 2, 2, 1, 1), Shape("i64", 1, 2)])
+    first, last = f.constant([[1, 2]], "i64"), f.constant([[3, 4]], "i64")
+    padding = f.concatenate(first, f.args[2], last, dimension=0)
+    made = f.dynamic_conv(*f.args[:2], padding, dimension_numbers=dims, feature_group_count=1, batch_group_count=1)
+    assert [made.type.sizes[i] for i in (0, 1, 3, 4)] == [1, 7, 11, 1]
+    assert not isinstance(made.type.sizes[2], int)
+    (found,) = run(program(f, made), [np.ones((1, 5, 5, 5, 1), np.float32), np.ones((2, 2, 2, 1, 1), np.float32),
+                                      np.array([[0, 1]])])  # fmt: skip
+    assert found.shape == (1, 7, 5, 11, 1)
+    assert found.sum() == 125 * 8 - 25 * 4, "what padding surrounds meets every tap; on one side of the middle, half"
+
+
 def test_size_operands_must_be_lists_of_integers():
     for wrong in [Shape("f32", 2), Shape("i64"), Shape("i64", 1, 2), Shape("i64", S), Shape("i64", 1 << 40)]:
         f = FuncBuilder("main", [Shape("f32", 6), wrong])

@@ -308,6 +308,20 @@ ROPES: list[tuple[dict[str, Any], int, int | None, list[float], float, int | Non
         },
         8, 129, [1.0, 0.06666667, 0.005, 0.0004], 1.1338934190276817, 128,
     ),
+    (  # sqrt(1 + ln 1.5 / ln 128)
+        {
+            "rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "factor": 1.5,
+            "original_max_position_embeddings": 128,
+        },
+        8, 128, [1.0, 0.1, 0.01, 0.001], 1.0409447, 128,
+    ),
+    (
+        {
+            "rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "factor": 1.0,
+            "original_max_position_embeddings": 128,
+        },
+        8, 128, [1.0, 0.1, 0.01, 0.001], 1.0, 128,
+    ),
 ]  # fmt: skip
 
 
