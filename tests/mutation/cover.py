@@ -112,7 +112,7 @@ class Turn:
     Tests in several threads let it go together now and then, since locks that are shared without a gap let nobody in.
     """
 
-    LONGEST, GAP = 20.0, 0.2  # seconds after which no more tests start, and for which the file is then let go
+    LONGEST, GAP = 60.0, 0.2  # seconds after which no more tests start, and for which the file is then let go
 
     def __init__(self, path: Path | None) -> None:
         self.path, self.running, self.since = path, 0, 0.0
