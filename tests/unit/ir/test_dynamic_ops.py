@@ -272,7 +272,8 @@ def test_a_row_of_the_padding_that_data_has_leaves_the_others_known():
     f = FuncBuilder("main", [Shape("f32", 1, 5, 5, 5, 1), Shape("f32", 2, 2, 2, 1, 1), Shape("i64", 1, 2)])
     first, last = f.constant([[1, 2]], "i64"), f.constant([[3, 4]], "i64")
     padding = f.concatenate(first, f.args[2], last, dimension=0)
-    made = f.dynamic_conv(*f.args[:2], padding, dimension_numbers=dims, feature_group_count=1, batch_group_count=1)
+    x, w, _ = f.args
+    made = f.dynamic_conv(x, w, padding, dimension_numbers=dims, feature_group_count=1, batch_group_count=1)
     assert [made.shape.sizes[i] for i in (0, 1, 3, 4)] == [1, 7, 11, 1]
     assert not isinstance(made.shape.sizes[2], int)
     (found,) = run(program(f, made), [np.ones((1, 5, 5, 5, 1), np.float32), np.ones((2, 2, 2, 1, 1), np.float32),
