@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from math import inf
 
-from smelt.dim import Size, ceildiv, mod
+from smelt.dim import Size, ceildiv, mod, product
 from smelt.dtype import DType, bf16, f32, i64
 from smelt.frozen import Frozen
 from smelt.ir.layouts import letters
@@ -44,6 +44,7 @@ from smelt.shape import Shape
 
 CHUNK_BITS = 128  # that are copied at a time
 STEP = 16  # elements of a row that an instruction takes
+HELD = 32 << 20  # bytes of keys and values that the cache of a GPU holds
 
 
 def fits_flash(nest: Nest, attn: Attention) -> bool:
@@ -60,11 +61,28 @@ def build_flash(nest: Nest, attn: Attention, here: Size, output: Output) -> None
     assert tile is not None, "`fits_flash` has asked for it"
     operands = [FlashOperand.of(nest, attn, operand, here) for operand in range(3)]
     blocks = ceildiv(attn.queries, tile.rows)
-    with nest.loops((*attn.heads, blocks * here)) as (*outer, number):
-        at = dict(zip(attn.axes.batch, outer, strict=True))
-        last_first = add(blocks - 1, scale(number, -1)) if attn.numbers.roles[3:] else number
-        first = nest.let(scale(last_first, tile.rows))  # masks are often causal: the longest blocks begin first
+    masked, outer = bool(attn.numbers.roles[3:]), _heads_in_turn(nest, attn)
+    extents = (*attn.heads[:outer], blocks * here, *attn.heads[outer:]) if masked else (*attn.heads, blocks * here)
+    with nest.loops(extents) as index:
+        number = index[outer if masked else -1]
+        at = dict(zip(attn.axes.batch, (each for each in index if each is not number), strict=True))
+        last_first = add(blocks - 1, scale(number, -1)) if masked else number
+        first = nest.let(scale(last_first, tile.rows))
         _emit_block(nest, attn, tile, operands, at, first, output)
+
+
+def _heads_in_turn(nest: Nest, attn: Attention) -> int:
+    """The number of axes of heads whose loops are around that of the blocks of queries.
+
+    Masks are often causal: the longest blocks of all heads begin first, so that multiprocessors finish together. The
+    keys and values of these heads should stay in the cache of the device."""
+    axes, sizes = attn.axes, attn.heads
+    row = sum(tensor(attn.op.operands[i]).element.bits // 8 * each for i, each in ((1, attn.depth), (2, attn.values)))
+    for outer in range(len(sizes)):
+        held = product(sizes[outer:]) * axes.size(axes.key) * row
+        if isinstance(held, int) and held <= HELD:
+            return outer
+    return max(len(sizes) - 1, 0)
 
 
 def _types(attn: Attention) -> tuple[DType, DType, DType]:
@@ -84,7 +102,8 @@ def _tile(nest: Nest, attn: Attention) -> FlashTile | None:
     deep, wide, room = _pad(attn.depth), _pad(attn.values), nest.target.cache_bytes[0]
     if max(deep, wide) > FLASH_DEEPEST:
         return None
-    return FlashTile.of(deep, wide, _types(attn), _form(attn), room, attn.queries, attn.axes.size(attn.axes.key))
+    sizes = attn.queries, attn.axes.size(attn.axes.key)
+    return FlashTile.of(deep, wide, _types(attn), _form(attn), room, *sizes, hides=-inf in attn.numbers.fill)
 
 
 def _pad(size: int) -> int:

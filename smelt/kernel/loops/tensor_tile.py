@@ -131,7 +131,7 @@ FLASH_DEEPEST = 256  # elements of a row
 FLASH_STAGES = (3, 2)  # tiles of keys, and of values, where there is room
 FLASH_KEYS = (128, 64, 32)  # keys of a tile: as many as there is room for
 # Up to this number of keys, half of it where heads are large, a block has 64 queries, and a multiprocessor two blocks,
-# which hide each other's waits.
+# which hide each other's waits. So it is where masks hide keys from small heads in bf16: fewer are multiplied in vain.
 SHORT_KEYS, SHORT_ROOM = 1024, 113 << 10  # and the bytes of shared memory for each of them
 MOST_REGISTERS = {64: 144, 128: 176, 192: 128}  # of a thread, by queries: for results, scores and weights
 BARRIERS = 256  # bytes
@@ -145,11 +145,20 @@ class FlashTile(Frozen):
 
     @staticmethod
     def of(
-        depth: int, values: int, types: Sequence[DType], form: Form, room: int, queries: Size, keys: Size
+        depth: int,
+        values: int,
+        types: Sequence[DType],
+        form: Form,
+        room: int,
+        queries: Size,
+        keys: Size,
+        hides: bool = False,
     ) -> FlashTile | None:
-        """For a number of `queries` and `keys`, and `room` bytes of shared memory; None where that is not enough."""
-        parts = flash_parts(form.left)
-        short = isinstance(keys, int) and keys <= SHORT_KEYS // (1 if max(depth, values) <= 64 else 2)
+        """For a number of `queries` and `keys`, and `room` bytes of shared memory; None where that is not enough.
+        `hides`: masks hide keys."""
+        parts, small = flash_parts(form.left), max(depth, values) <= 64
+        short = isinstance(keys, int) and keys <= SHORT_KEYS // (1 if small else 2)
+        short = short or (hides and small and parts == 1)
         many = isinstance(queries, int) and queries >= MANY_QUERIES
         for rows in (64, 128) if short else (192, 128) if many else (128,):
             for each in FLASH_KEYS if rows < 192 else FLASH_KEYS[:1]:
