@@ -393,7 +393,7 @@ class PipelineQueue:
             raise UnavailableError(f"{self.pipeline.name} is being unloaded", retry_after=1)
         if self.running > self._most:
             raise BusyError(
-                f"{self.pipeline.name} is busy", expected=f"at most {self._most} requests at once", retry_after=1
+                f"{self.pipeline.name} is busy", expected=f"at most {self._most + 1} requests at once", retry_after=1
             )
         started = time.perf_counter()
         self.running += 1

@@ -12,6 +12,7 @@ import pytest
 from smelt.errors import SmeltError
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program
+from smelt.ir.grad.elementwise import BROADCAST
 from smelt.ir.interpret import run
 from smelt.ir.text import parse
 from smelt.passes.grad import jvp, vjp
@@ -202,3 +203,34 @@ def test_scans_over_any_dimension_agree_with_finite_differences(dimension: int, 
         r.result(r.multiply(more, last), more, r.add(last, x))
     made = f.op("chlo.scan", *f.args, dimension=dimension, is_reverse=back, regions=[r.body])
     check_slopes(Program.of(f.func(*made.results)), seed)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "attrs"),
+    [
+        ("add", [(2, 3), (3,)], {}),
+        ("subtract", [(3,), (2, 3)], {}),
+        ("multiply", [(2,), (2, 3)], {"broadcast_dimensions": (0,)}),
+        ("divide", [(2, 3), (2, 3)], {}),
+        ("power", [(2, 3), ()], {}),
+        ("zeta", [(3,), (2, 3)], {"broadcast_dimensions": (1,)}),
+        ("select", [(), (2, 3), (3,)], {}),
+        ("select", [(2, 3), (), (2, 3)], {}),
+    ],
+)
+def test_broadcasting_ops_are_spelled_out(name: str, sizes: list[tuple[int, ...]], attrs: Any, seed: int) -> None:
+    """Their rule: the plain op on operands of the result's shape."""
+    kinds = ["i1" if name == "select" and i == 0 else "f64" for i in range(len(sizes))]
+    f = FuncBuilder("main", [Shape(kind, *each) for kind, each in zip(kinds, sizes, strict=True)])
+    op = f.op(f"chlo.broadcast_{name}", *f.args, **attrs)
+    expand = BROADCAST[op.name].expand
+    assert expand is not None
+    (made,) = expand(f, op)
+    assert made.op is not None
+    assert made.op.name.partition(".")[2] == name
+    d = Draw(seed)
+    inputs = [d.positive(*each) + 1.5 for each in sizes]
+    given = [np.asarray(x > 2.0 if kind == "i1" else x) for x, kind in zip(inputs, kinds, strict=True)]
+    whole, plain = run(Program.of(f.func(op.result, made)), given)
+    assert whole.shape == (2, 3)
+    np.testing.assert_array_equal(plain, whole)
