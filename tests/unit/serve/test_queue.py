@@ -499,3 +499,21 @@ def test_a_short_timeout_is_not_shared() -> None:
 
     Iteration(call, max_batch=8).run(rows(1), rows(2), timeout=PATIENCE / 2)
     assert ran == [(1, PATIENCE / 2)] * 2
+
+
+@pytest.mark.parametrize(("most", "inputs"), [(1, rows(3.0)), (1, {}), (8, {})])
+def test_calls_that_cannot_be_shared_run_at_once(most: int, inputs: dict[str, Array]) -> None:
+    """Without batches, and without an input that could have rows."""
+
+    def answer(inputs: Mapping[str, Array], timeout: float | None, cancel: Cancel | None) -> dict[str, Array]:
+        return {"y": inputs.get("x", np.zeros((1, 1), np.float32)) * 2}
+
+    async def work() -> None:
+        queue = ModelQueue("m", answer, Limits(max_batch=most))
+        found = queue.infer_soon(inputs, None)
+        assert isinstance(found, tuple)
+        np.testing.assert_array_equal(found[0]["y"], answer(inputs, None, None)["y"])
+        queue.close()
+        assert await queue.drain(60)
+
+    play(work())
