@@ -13,10 +13,12 @@ from smelt.device.cuda import TARGETS
 from smelt.dtype import dtype
 from smelt.engine.compile import emit_source, plan_program
 from smelt.engine.native import NativeEngine
+from smelt.engine.reference import ReferenceEngine
 from smelt.ir.core import Program
 from smelt.ir.text import parse, print_program
 from smelt.kernel.build import conv_simt, gemm_simt
 from smelt.kernel.build.gemm_simt import TensorSize
+from smelt.kernel.loops import simt
 from smelt.kernel.loops.form import TENSOR_BF16
 from smelt.passes.quantise import with_precision
 from smelt.weights import Weights
@@ -226,6 +228,45 @@ NETWORK = """func.func @main(%x: tensor<1x3x20x20xf32>, %k: tensor<32x3x5x5xf32>
     : (tensor<1x64x32xf32>, tensor<32x40xf32>) -> tensor<1x64x40xf32>
   return %3 : tensor<1x64x40xf32>
 }"""
+
+
+LARGE_MAPS = {
+    "pooling of NHWC": """func.func @main(%x: tensor<2x6x6x16xbf16>) -> tensor<2x3x3x16xbf16> {
+  %low = stablehlo.constant dense<0xFF80> : tensor<bf16>
+  %0 = "stablehlo.reduce_window"(%x, %low) ({
+  ^bb0(%a: tensor<bf16>, %b: tensor<bf16>):
+    %m = stablehlo.maximum %a, %b : tensor<bf16>
+    stablehlo.return %m : tensor<bf16>
+  }) {window_dimensions = array<i64: 1, 3, 3, 1>, window_strides = array<i64: 1, 2, 2, 1>,
+      padding = dense<[[0, 0], [1, 1], [1, 1], [0, 0]]> : tensor<4x2xi64>}
+    : (tensor<2x6x6x16xbf16>, tensor<bf16>) -> tensor<2x3x3x16xbf16>
+  return %0 : tensor<2x3x3x16xbf16>
+}""",
+    "NCHW to NHWC, with zeros around": """func.func @main(%x: tensor<2x16x3x3xf32>) -> tensor<2x5x5x16xbf16> {
+  %zero = stablehlo.constant dense<0.0> : tensor<bf16>
+  %0 = stablehlo.transpose %x, dims = [0, 2, 3, 1] : (tensor<2x16x3x3xf32>) -> tensor<2x3x3x16xf32>
+  %1 = stablehlo.convert %0 : (tensor<2x3x3x16xf32>) -> tensor<2x3x3x16xbf16>
+  %2 = stablehlo.pad %1, %zero, low = [0, 1, 1, 0], high = [0, 1, 1, 0], interior = [0, 0, 0, 0]
+    : (tensor<2x3x3x16xbf16>, tensor<bf16>) -> tensor<2x5x5x16xbf16>
+  return %2 : tensor<2x5x5x16xbf16>
+}""",
+}
+
+
+@pytest.mark.parametrize("text", LARGE_MAPS.values(), ids=LARGE_MAPS.keys())
+def test_threads_of_large_maps_store_16_bytes(
+    text: str, emulated: EmulatedCuda, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether reads are adjacent or not: the reference's bits."""
+    program = parse(text)
+    assert "smelt_put_pack(" not in source(program, "sm_90")
+    monkeypatch.setattr(simt, "MANY_ELEMENTS", 64)
+    assert "smelt_put_pack(" in source(program, "sm_90")
+    (arg,) = program.main.args
+    x = np.random.default_rng(seed).standard_normal(arg.shape.numbers(), np.float32).astype(arg.shape.element.numpy)
+    got = NativeEngine(TARGETS["sm_90"]).compile(program).prepare(Weights.of({}))(x)[0].numpy()
+    want = ReferenceEngine().compile(program).prepare(Weights.of({}))(x)[0]
+    np.testing.assert_array_equal(got, np.asarray(want))
 
 
 def test_a_network_with_activations_in_bf16(emulated: EmulatedCuda, seed: int) -> None:

@@ -105,7 +105,7 @@ def _on_cores(loop: For, unrolls: bool) -> For:
     for i in reversed(range(1, len(chain))):
         lets.append(Let(chain[i].var, Remainder(rest, sizes[i])))
         if i > 1:
-            name = Var(f"{chain[i].var.name}_", i64)
+            name = Var(f"{chain[i].var.name}_", i64, product(sizes[:i]))
             lets.append(Let(name, Quotient(rest, sizes[i])))
             rest = name
         else:

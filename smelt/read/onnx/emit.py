@@ -318,6 +318,8 @@ class Emit:
     def check_range(self, indices: Value, size: Size, *, negative: bool = True) -> None:
         """Check at run time that indices are in [-size, size), or in [0, size) where negative ones are not allowed."""
         element = indices.shape.element
+        if indices.shape.rank > 1:  # one long reduction is faster than several short ones
+            indices = self.reshape(indices, [product(indices.shape.sizes)])
         axes = range(indices.shape.rank)
         extent = self.convert(self.size(size), i64)
         low, high = integer_range(element)
