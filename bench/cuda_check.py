@@ -35,8 +35,9 @@ from smelt.device import gpu_program
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("gemm", "few", "spike", "overhead", "overlap", "models", "networks", "stablehlo", "onnx")
 REPEATS = 20
-# By rows: columns of a block, turns of K that a thread reads ahead, blocks of a multiprocessor.
-FEW_VARIANTS = {1: ((16, 4, 2), (32, 2, 3), (32, 2, 2), (32, 4, 2)), 32: ((16, 1, 2), (32, 2, 1), (16, 2, 1))}
+# Of few rows: columns of a block, turns of K that a thread reads ahead, blocks of a multiprocessor.
+FEW_VARIANTS = ((16, 4, 2), (32, 2, 3), (32, 2, 2), (32, 4, 2))
+STREAM_VARIANTS = (2, 3, 4)  # where the copy engine reads weights: blocks of a multiprocessor
 
 
 # ---- measuring ----
@@ -129,10 +130,10 @@ def kernel_seconds(
     return {"least": sum(each["seconds"] for each in kernels), "call": min(calls), **found}
 
 
-def dot_text(rows: int, depth: int, columns: int, element: str) -> str:
+def dot_text(rows: int, depth: int, columns: int, element: str, result: str = "f32") -> str:
     """A GEMM whose weights are packed when they are bound."""
     a, b = f"tensor<{rows}x{depth}x{element}>", f"tensor<{depth}x{columns}x{element}>"
-    result = f"tensor<{rows}x{columns}xf32>"
+    result = f"tensor<{rows}x{columns}x{result}>"
     return f"""func.func @main(%x: {a}, %w: {b} {{smelt.weight = "w"}}) -> {result} {{
   %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : ({a}, {b}) -> {result}
   return %0 : {result}
@@ -227,11 +228,11 @@ def _platform() -> Any:
     return smelt.platform("cuda", "native")
 
 
-def _dot(rows: int, depth: int, columns: int, element: str, repeats: int = REPEATS) -> dict[str, Any]:
+def _dot(rows: int, depth: int, columns: int, element: str, result: str = "f32") -> dict[str, Any]:
     """A product, timed; its first rows are checked against doubles."""
     x, w = random((rows, depth), element), random((depth, columns), element)
     some = x[:16].astype(np.float64) @ w.astype(np.float64)
-    return kernel_seconds(dot_text(rows, depth, columns, element), x, {"w": w}, some, repeats)
+    return kernel_seconds(dot_text(rows, depth, columns, element, result), x, {"w": w}, some)
 
 
 # ---- variants of the kernels on tensor cores ----
@@ -245,23 +246,26 @@ def _variants(name: str) -> Iterator[str]:
     from smelt.kernel.loops import tensor_tile
 
     printer: Any = kernel_cuda
+    instructions: Any = tile_mma
     usual, resident_blocks = tensor_tile.STAGES, printer.resident_blocks
-    texts = {each: getattr(tile_mma, each) for each in ("INSTRUCTIONS", "FEW")}
-    wide, many = gemm_simt.wide_tile, gemm_simt.MANY_COLUMNS
+    texts = {each: getattr(instructions, each) for each in ("INSTRUCTIONS", "FEW")}
+    chosen, many = gemm_simt.choose_tile, gemm_simt.MANY_COLUMNS
+    rows_of, streams = gemm_simt.few_and_most, (tensor_tile.STREAM_BLOCKS, tensor_tile.SPLIT_STREAM_BLOCKS)
     compiled, flags = cuda_compile.compile_cuda, cuda_compile.FLAGS
 
     def reset() -> None:
         tensor_tile.STAGES, printer.resident_blocks = usual, resident_blocks
         for each, text in texts.items():
-            setattr(tile_mma, each, text)
-        gemm_simt.wide_tile, gemm_simt.MANY_COLUMNS = wide, many
+            setattr(instructions, each, text)
+        gemm_simt.choose_tile, gemm_simt.MANY_COLUMNS, gemm_simt.few_and_most = chosen, many, rows_of
+        tensor_tile.STREAM_BLOCKS, tensor_tile.SPLIT_STREAM_BLOCKS = streams
         cuda_compile.compile_cuda, cuda_compile.FLAGS = compiled, flags
 
     def tile(columns: int, stages: int, wgmma: bool = True) -> None:
-        gemm_simt.wide_tile = lambda *_: columns
+        gemm_simt.choose_tile = lambda *_: gemm_simt.TensorSize(tensor_tile.TILE_ROWS, columns)
         tensor_tile.STAGES = stages
         if not wgmma:
-            tile_mma.INSTRUCTIONS = tile_mma.INSTRUCTIONS.replace("#define SMELT_WGMMA 1", "")
+            instructions.INSTRUCTIONS = instructions.INSTRUCTIONS.replace("#define SMELT_WGMMA 1", "")
 
     def two_blocks() -> None:
         cuda_compile.compile_cuda = lambda text, machine: compiled(
@@ -271,10 +275,14 @@ def _variants(name: str) -> Iterator[str]:
 
     def few(columns: int, deep: int, resident: int) -> None:
         gemm_simt.MANY_COLUMNS = 0 if columns == 32 else 1 << 30
-        tile_mma.FEW = re.sub(r"SMELT_FEW\((\d), [^,]*, true\)", rf"SMELT_FEW(\1, {deep}, true)", tile_mma.FEW)
+        gemm_simt.few_and_most = lambda *_: (tensor_tile.FEW_ROWS,) * 2
+        instructions.FEW = re.sub(r"SMELT_FEW\((\d), [^,]*, true\)", rf"SMELT_FEW(\1, {deep}, true)", instructions.FEW)
         printer.resident_blocks = lambda _: resident
 
-    tiles = ((256, 4), (256, 3), (128, 3), (128, 4), (128, 6), (64, 3), (64, 4))
+    def stream(resident: int) -> None:
+        tensor_tile.STREAM_BLOCKS = tensor_tile.SPLIT_STREAM_BLOCKS = resident
+
+    tiles = ((256, 8), (256, 6), (128, 6), (128, 8), (128, 12), (64, 6), (64, 8))
     changes: dict[str, list[tuple[str, Callable[[], None]]]] = {
         "gemm": [
             *((f"{columns} columns, {stages} stages", partial(tile, columns, stages)) for columns, stages in tiles),
@@ -282,13 +290,11 @@ def _variants(name: str) -> Iterator[str]:
             ("256 columns, mma.sync", partial(tile, 256, 4, False)),
         ],
         "f32": [("two blocks", two_blocks)],
-        **{
-            f"few {rows}": [
-                (f"{columns} columns, {deep} deep, {resident} resident", partial(few, columns, deep, resident))
-                for columns, deep, resident in tried
-            ]
-            for rows, tried in FEW_VARIANTS.items()
-        },
+        "few 1": [
+            (f"{columns} columns, {deep} deep, {resident} resident", partial(few, columns, deep, resident))
+            for columns, deep, resident in FEW_VARIANTS
+        ],
+        "few 32": [(f"copy engine, {resident} resident", partial(stream, resident)) for resident in STREAM_VARIANTS],
     }
     yield "chosen"
     for what, change in changes[name]:
@@ -309,7 +315,7 @@ def gemm(options: argparse.Namespace) -> dict[str, Any]:
 
 def _flops(side: int, element: str, peer: float | None) -> dict[str, Any]:
     try:
-        timed = _dot(side, side, side, element)
+        timed = _dot(side, side, side, element, element)  # as cuBLAS: the result has the type of the operands
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"[:400]}
     timed["flops_per_second"] = 2 * side**3 / timed["least"]

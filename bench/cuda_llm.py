@@ -3,6 +3,7 @@
     step    `examples/llama_gpu.py` at batch 1, 8, 32: tokens, caches and logits stay on the device
     twin    the same and the model by hand in JAX, in interleaved rounds; the ratio is to JAX's faster layout
     overlap step, where no kernel begins before the kernel in front of it ends
+    wall    a minute of steps, from a cache that is empty until it is full, again and again: kernels' share of the time
     engine  `smelt.llm`: the step of a decoder over pages, with logits on the host, as requests are served
     q4_0    engine with matrices in a block format; q4_0_products: each product alone, in bytes of weights per second
 
@@ -35,6 +36,7 @@ from smelt.ir.blocks import BLOCKS, Block
 
 ROOT = Path(__file__).resolve().parents[1]
 WARM, STEPS = 24, 32  # steps until every graph is recorded, steps that are timed
+WALL = 60  # seconds of steps whose kernels' share is measured
 SEED_SHAPES: dict[tuple[int, ...], Any] = {}
 
 
@@ -107,15 +109,19 @@ def graph_seconds(step: Any, wait: Any, driver: Any) -> dict[str, Any]:
     return {"replays": len(seconds) / 4, "seconds": sum(seconds) / 4}
 
 
-def start_steps(sizes: Sizes, batch: int, first: int) -> Iterator[Any]:
-    """The example's model, whose state stays on the device: its steps from a position on."""
+def bind_step(sizes: Sizes, batch: int) -> Callable[[int], Iterator[Any]]:
+    """The example's model, whose state stays on the device. A function gives its steps from a position on."""
     import smelt
 
     where = smelt.platform("cuda", "native")
     weights = weights_of(weight_shapes(sizes))
     model = smelt.instantiate(Llama, weights, sizes=sizes)
     bound = compiled_step(model, sizes, batch, where).prepare(weights)
-    return steps(bound, where, sizes, np.arange(batch), first)
+    return lambda first: steps(bound, where, sizes, np.arange(batch), first)
+
+
+def start_steps(sizes: Sizes, batch: int, first: int) -> Iterator[Any]:
+    return bind_step(sizes, batch)(first)
 
 
 def weight_shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
@@ -199,6 +205,33 @@ def run_overlap(sizes: Sizes, batch: int, first: int) -> dict[str, Any]:
     return run_step(sizes, batch, first)
 
 
+def run_wall(sizes: Sizes, batch: int, first: int) -> dict[str, Any]:
+    """The kernels of a step are timed alone where a quarter of the cache is filled, half of it and three quarters."""
+    from bench.cuda_check import Timed
+    from smelt.device.registry import find_device
+
+    driver = find_device("cuda").driver  # type: ignore[attr-defined]
+    start_at, kernels = bind_step(sizes, batch), []
+    for quarter in (1, 2, 3):
+        stream = start_at(quarter * sizes.places // 4)
+        for _ in range(3):
+            next(stream).tokens.wait()
+        with Timed(driver) as timed:
+            next(stream).tokens.wait()
+        kernels.append(sum(each["seconds"] for each in timed.kernels(1000)))
+    count, wall = 0, 0.0
+    while wall < WALL:
+        stream = start_at(first)
+        next(stream).tokens.wait()  # what begins with an empty cache is not counted
+        start = time.perf_counter()
+        for made in stream:
+            last, count = made, count + 1
+        last.tokens.wait()
+        wall += time.perf_counter() - start
+    share = sum(kernels) / len(kernels) * count / wall
+    return {"seconds": wall / count, "steps": count, "kernels": kernels, "share": share}
+
+
 def run_twins(sizes: Sizes, batches: Sequence[int], first: int) -> dict[str, Any]:
     """`step` beside the twin in JAX, at several batch sizes: the twin's weights are made once."""
     cuda_twin.start_jax()
@@ -227,6 +260,7 @@ def run_twin(twins: dict[str, Any], sizes: Sizes, batch: int, first: int) -> dic
 RUN: dict[str, Callable[[Sizes, int, int], dict[str, Any]]] = {
     "step": run_step,
     "overlap": run_overlap,
+    "wall": run_wall,
     "engine": run_engine,
     **{format: partial(run_engine, format=format) for format in BLOCKS},
     **{f"{format}_products": partial(run_products, format=format) for format in BLOCKS},

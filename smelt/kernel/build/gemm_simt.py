@@ -346,7 +346,7 @@ def wide_tile(target: Target, form: Form, parts: Size, columns: Size) -> int:
 
 def fits_shared_memory(target: Target, form: Form, wide: int, tall: int = TILE_ROWS) -> bool:
     """Whether a block has room for the stages of tiles of that size."""
-    return (STAGES if wide == WIDTHS[-1] else STAGES - 1) * stage_bytes(form, wide, tall) <= target.cache_bytes[0]
+    return (STAGES if wide == WIDTHS[-1] else STAGES - 2) * stage_bytes(form, wide, tall) <= target.cache_bytes[0]
 
 
 def across_panels(nest: Nest, op: Op, b: Slice) -> Slice:

@@ -51,10 +51,10 @@ from smelt.kernel.loops.grammar import (
     walk_statements,
 )
 from smelt.kernel.loops.simt import (
-    MULTIPROCESSORS,
     THREADS,
     WARP,
     Stage,
+    has_multiprocessors,
     map_to_grid,
     reads_from,
     static_extent,
@@ -71,6 +71,7 @@ from smelt.kernel.loops.tensor_tile import (
     flash_stages,
     resident_blocks,
     stage_bytes,
+    stage_steps,
     stream_rows,
     stream_stages,
     tile_columns,
@@ -224,8 +225,7 @@ class StagePrinter(Printer):
 
     def block_shape(self, mma: BlockMma) -> tuple[int, int]:
         """Units that a product by block-quantised weights reads ahead, and its blocks on a multiprocessor."""
-        count = static_extent(self.stage.extent)
-        return choose_shape(mma, isinstance(count, int) and count <= MULTIPROCESSORS)
+        return choose_shape(mma, has_multiprocessors(self.stage.extent))
 
     @property
     def weights(self) -> int | None:
@@ -590,10 +590,11 @@ class StagePrinter(Printer):
         if mma.form in TENSOR:
             given = [*given[:5], *map(self.expr, turns), *given[6:8], self.expr(mma.b.strides[2]), *given[8:]]
             tall, wide = tile_rows(mma, (tile for tile, _ in self.stage.tiles)), tile_columns(mma)
-            stages = self.stage.ring // stage_bytes(mma.form, wide, tall)
+            steps = stage_steps(mma.form, alone=has_multiprocessors(self.stage.extent))
+            ring = self.stage.ring // stage_bytes(mma.form, wide, tall, steps), steps
             splits = isinstance(mma.accumulate, Split)
             flags = {"aligned": self.is_aligned(mma), "window": len(counts) > 1, "splits": splits}
-            function = tile_call(mma.form, tall, wide, stages, **flags)
+            function = tile_call(mma.form, tall, wide, ring, **flags)
             share = [self.share(mma.accumulate, tall * wide)] if isinstance(mma.accumulate, Split) else []
             return f"{function}({LANE}, smelt_shared, {', '.join((*given, *share))});"
         if mma.form is STREAM_BF16:

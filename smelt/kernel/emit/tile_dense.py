@@ -1,6 +1,6 @@
 """CUDA micro-kernel of many rows by bf16 weights on tensor cores: `smelt_tile`, for GEMM and convolution.
 
-`cp.async` fills a ring of stages in shared memory: 128 bytes of each row, and as many steps of K of the columns.
+`cp.async` fills a ring of stages in shared memory: 32 or 64 steps of K of the rows and of the columns.
 `wgmma` multiplies them on sm_90, else `mma.sync`. Two warpgroups split 128 rows, or the columns of 64 rows. For
 convolution, a bit per row and tap says whether it is inside the feature map; the others are zeros. `tile_mma.py` adds
 it to programs, and has the instructions and the loads of rows.
@@ -61,23 +61,25 @@ inline void smelt_keep_pair(f32 *to, f32 x, f32 y, i64 accumulate) {
   *(smelt_pair *)to = pair;
 }
 // Rows begin at `starts`, or `row` apart. Taps are `tap` apart, after every `across` of them `turn` more. WINDOW: bit t
-// of element ROWS + r of `starts` says whether tap t of row r is there. ALIGNED: all are whole runs of 16 bytes.
-template <class L, int ROWS, int COLUMNS, int STAGES, bool ALIGNED, bool WINDOW, bool SPLIT, bool F16>
+// of element ROWS + r of `starts` says whether tap t of row r is there. ALIGNED: all are whole runs of 16 bytes. A
+// stage has SLABS times 32 steps.
+template <class L, int ROWS, int COLUMNS, int STAGES, int SLABS, bool ALIGNED, bool WINDOW, bool SPLIT, bool F16>
 inline void smelt_tile(int lane, char *ring, i64 rows, const L *a, const i64 *starts, i64 row, i64 tap, i64 across,
     i64 turn, const ui16 *b, i64 line, i64 panel, i64 taps, i64 depth, f32 *acc, i64 width, i64 columns,
     i64 accumulate, const smelt_share &share = smelt_share{}) {
   enum {
-    SLABS = smelt_left<L>::SLABS, PARTS = smelt_left<L>::PARTS, STEPS = 32 * SLABS, LEFT = ROWS * 32 * sizeof(L),
-    PITCH = 16 * COLUMNS + SMELT_PAD(L), STAGE = (ROWS * 128 + SLABS * 4 * (16 * COLUMNS + 32) + 1023) / 1024 * 1024,
+    PARTS = smelt_left<L>::PARTS, STEPS = 32 * SLABS, LEFT = ROWS * 32 * sizeof(L), PER = STEPS * sizeof(L) / 16,
+    BELOW = 256 / PER, PITCH = 16 * COLUMNS + SMELT_PAD(L),
+    STAGE = (ROWS * 16 * PER + SLABS * 4 * (16 * COLUMNS + 32) + 1023) / 1024 * 1024,
     WIDE = COLUMNS >= 192 ? COLUMNS / 4 : ROWS == 64 && COLUMNS == 64 ? 16 : 32, ACROSS = COLUMNS / WIDE,
-    HIGH = ROWS * ACROSS / 8, OWN = ROWS / 32, OWN_LINES = SLABS * COLUMNS / 64, EVEN = 256 % COLUMNS == 0
+    HIGH = ROWS * ACROSS / 8, OWN = ROWS / BELOW, OWN_LINES = SLABS * COLUMNS / 64, EVEN = 256 % COLUMNS == 0
   };
   const int count = (int)depth, lines = (count + 7) / 8, each = (count + STEPS - 1) / STEPS, all = (int)taps * each;
   const int begin = SPLIT ? (int)((i64)all * share.number / share.count) : 0;
   const int stages = SPLIT ? (int)((i64)all * (share.number + 1) / share.count) : all;
   const int first_tap = SPLIT ? begin / each : 0, first_k = SPLIT ? begin % each * STEPS : 0;
   // A thread copies 16 bytes of OWN rows, and of one column in every other line.
-  const int chunk = lane % 8, first_row = lane / 8, column = lane % COLUMNS, first_line = lane / COLUMNS;
+  const int chunk = lane % PER, first_row = lane / PER, column = lane % COLUMNS, first_line = lane / COLUMNS;
   const int per_slab = 32 * sizeof(L) / 16;
   const int to_row = chunk / per_slab * LEFT + smelt_chunk<L>(first_row, chunk % per_slab);
   const int to_line = SLABS * LEFT + first_line * PITCH + column * 16;
@@ -115,7 +117,7 @@ inline void smelt_tile(int lane, char *ring, i64 rows, const L *a, const i64 *st
   if (!ALIGNED) aligned = (ui64)((tap | turn) * (i64)sizeof(L)) % 16 == 0;
 #pragma unroll
   for (int i = 0; i < OWN; i++) {
-    const int at = first_row + 32 * i;
+    const int at = first_row + BELOW * i;
     there[i] = at >= rows ? 0 : WINDOW ? (ui64)starts[ROWS + at] : 1;
     from[i] = a + (at < rows ? (starts ? starts[at] : at * row) : 0) + ahead + 16 / (int)sizeof(L) * chunk;
     if (!ALIGNED) aligned = aligned && (ui64)from[i] % 16 == 0;
@@ -132,7 +134,7 @@ inline void smelt_tile(int lane, char *ring, i64 rows, const L *a, const i64 *st
       const int used = bytes <= 0 ? 0 : ALIGNED || bytes >= 16 ? 16 : bytes;
 #pragma unroll
       for (int i = 0; i < OWN; i++) {
-        char *to = slot + to_row + i * 32 * 32 * (int)sizeof(L);
+        char *to = slot + to_row + i * BELOW * 32 * (int)sizeof(L);
         const bool here = WINDOW ? there[i] >> next_tap & 1 : there[i];
         if (ALIGNED || aligned) {
           smelt_copy_async(to, from[i], here ? used : 0);
@@ -292,7 +294,10 @@ def _wgmma_text(columns: int, suffix: str, type: str) -> str:
     return WGMMA.format(**sizes, places=places, values=values, suffix=suffix, type=type)
 
 
-def tile_call(form: Form, rows: int, columns: int, stages: int, *, aligned: bool, window: bool, splits: bool) -> str:
-    """The name of the function that multiplies a tile."""
+def tile_call(
+    form: Form, rows: int, columns: int, ring: tuple[int, int], *, aligned: bool, window: bool, splits: bool
+) -> str:
+    """The name of the function that multiplies a tile. `ring`: its stages, and the steps of each."""
     kinds = ", ".join(str(each).lower() for each in (aligned, window, splits, form is TENSOR_F16))
-    return f"smelt_tile<{math.storage(form.left)}, {rows}, {columns}, {stages}, {kinds}>"
+    stages, steps = ring
+    return f"smelt_tile<{math.storage(form.left)}, {rows}, {columns}, {stages}, {steps // 32}, {kinds}>"

@@ -131,7 +131,7 @@ inline void smelt_split(f32 x, ui32 *to) {
 }
 template <class L> struct smelt_left;
 template <> struct smelt_left<ui16> {
-  enum { PARTS = 1, SLABS = 2 };
+  enum { PARTS = 1 };
   static void words(const ui16 *from, smelt_words *to) { to[0] = *(const smelt_words *)from; }
   static void parts(const smelt_words *raw, smelt_words *to) { to[0] = raw[0]; }
   static void some(const ui16 *from, i64 used, smelt_words *to) {  // the first of 16 bytes
@@ -140,7 +140,7 @@ template <> struct smelt_left<ui16> {
   }
 };
 template <> struct smelt_left<f32> {
-  enum { PARTS = 3, SLABS = 1 };
+  enum { PARTS = 3 };
   static void parts(const smelt_words *raw, smelt_words *to) {
     for (int i = 0; i < 4; i++) {
       ui32 even[3], odd[3];

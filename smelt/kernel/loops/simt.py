@@ -37,20 +37,21 @@ from smelt.kernel.loops.grammar import (
     Tile,
     Transpose,
     Var,
+    add,
+    affine,
     declared_variables,
     expressions,
     loads,
     places,
     rebuild,
+    scale,
     used_tiles,
     used_variables,
     walk_statements,
 )
 from smelt.kernel.loops.tensor_tile import (
     ATTEND,
-    DEEP_STAGES,
     FEW_TENSOR,
-    STAGES,
     TENSOR,
     attend_bytes,
     attend_threads,
@@ -67,6 +68,7 @@ MICRO_KERNEL = 15 << 10  # bytes of it that a micro-kernel of a block stages ope
 SHARED_BY_WARPS = SHARED // 8  # bytes of tiles: with more, too few warps have room
 LONG = 1024  # iterations on lanes that are worth a block: fewer run on a warp, without barriers
 MANY_ROWS = 1024  # iterations that keep a GPU busy with a warp each
+VECTOR, MANY_ELEMENTS = 8, 1 << 20  # adjacent elements of 16 bits that a thread stores; in maps of so many at least
 MULTIPROCESSORS = 132  # of a large GPU: that many blocks have one each
 ONE_BLOCK = 64 * THREADS  # iterations of a map that one block may run, after what is in front of it
 SLOT = 16  # bytes of a saved variable: the largest element type
@@ -200,7 +202,7 @@ def _stage(part: _Part, saved: Saved, room: int) -> Stage:
     body, var, extent, group = part.before, None, None, "warp"
     if part.loop is not None:
         body, var, extent, group = _place(part.loop)
-    elif _has(body, Mma | BlockMma | Attend) or _has_long_loops(body):
+    elif _has(body, Mma | BlockMma | Attend) or _has_long_loops(body) or _has_long_folds(body):
         group = "block"
     before = _dependencies(part.repeated, body)
     used = {*used_variables((*before, *body)), *(each for each in _extent_variables(extent))}
@@ -223,9 +225,7 @@ def _stage(part: _Part, saved: Saved, room: int) -> Stage:
         threads = attend_threads(flash)
         ring = shared = attend_bytes(flash, room)
     elif products:
-        count = static_extent(extent)
-        few = isinstance(count, int) and count <= MULTIPROCESSORS
-        ring, tiles, shared = _around(products, found, room, DEEP_STAGES if few else STAGES)
+        ring, tiles, shared = _around(products, found, room, has_multiprocessors(extent))
     else:
         multiplies = _has(body, Mma | BlockMma | Transpose)
         threads, tiles, spilled, shared, scratch = _memory(group, found, multiplies)
@@ -267,7 +267,7 @@ def _dependencies(statements: Sequence[Stmt], body: Sequence[Stmt]) -> tuple[Stm
 def _place(loop: For) -> tuple[tuple[Stmt, ...], Var, Expr, Group]:
     """(body, variable, extent, group) of a loop on cores."""
     loop = _spread(loop)
-    flat = _flatten(loop)
+    flat = _in_vectors(loop) or _flatten(loop)
     if flat is not None:
         return (*flat, "thread")
     few = not isinstance(rows := static_extent(loop.extent), int) or rows < MANY_ROWS
@@ -312,6 +312,12 @@ def _has_long_loops(statements: Sequence[Stmt]) -> bool:
     return any(not isinstance(extent, int) or extent > LONG for extent in extents)
 
 
+def _has_long_folds(statements: Sequence[Stmt]) -> bool:
+    """The same for reductions of what is in memory."""
+    folds = (each for each in walk_statements(statements) if isinstance(each, Fold) and each.lanes > 1)
+    return any(isinstance(extent := static_extent(each.extent), int) and extent > LONG for each in folds)
+
+
 def _flatten(loop: For) -> tuple[tuple[Stmt, ...], Var, Expr] | None:
     """A loop on lanes inside a loop on cores, with nothing but scalars beside it, as one loop."""
     *names, inner = loop.body or (None,)
@@ -325,6 +331,32 @@ def _flatten(loop: For) -> tuple[tuple[Stmt, ...], Var, Expr] | None:
     flat = Var(f"{inner.var.name}_flat", i64, loop.extent.size * width)
     split = (Let(loop.var, Quotient(flat, width)), Let(inner.var, Remainder(flat, width)))
     return (*split, *names, *inner.body), flat, Amount(loop.extent.size * width)
+
+
+def _in_vectors(loop: For) -> tuple[tuple[Stmt, ...], Var, Expr] | None:
+    """The same for a map of many narrow elements, with adjacent ones on a thread: it stores 16 bytes at a time."""
+    *names, inner = loop.body or (None,)
+    if _flatten(loop) is None or not isinstance(inner, For):
+        return None
+    stores = [each for each in inner.body if isinstance(each, Store)]
+    width, outer = static_extent(inner.extent), static_extent(loop.extent)
+    narrow = all(each.value.dtype.bits == 16 and _follows(each, inner) for each in stores)
+    if not (stores and narrow and isinstance(width, int) and isinstance(outer, int)):
+        return None
+    if width % VECTOR or width * outer < MANY_ELEMENTS:
+        return None
+    count = width // VECTOR
+    flat = Var(f"{inner.var.name}_flat", i64, outer * count)
+    part, at = Var(f"{inner.var.name}_part", i64, count), Var(f"{inner.var.name}_at", i64, VECTOR)
+    split = (Let(loop.var, Quotient(flat, count)), Let(part, Remainder(flat, count)))
+    body = (Let(inner.var, add(scale(part, VECTOR), at)), *inner.body)
+    vector = inner.replace(var=at, extent=Amount(VECTOR), body=body, level="vector")
+    return (*split, *names, vector), flat, Amount(outer * count)
+
+
+def _follows(store: Store, loop: For) -> bool:
+    """Whether a store of the next iteration is to the next element."""
+    return dict(affine(store.place.index).terms).get(loop.var) == 1
 
 
 def _has(statements: Sequence[Stmt], kind: type | object) -> bool:
@@ -358,15 +390,14 @@ def _memory(
 
 
 def _around(
-    products: Sequence[Mma | BlockMma], tiles: Sequence[Tile], room: int, stages: int
+    products: Sequence[Mma | BlockMma], tiles: Sequence[Tile], room: int, alone: bool
 ) -> tuple[int, tuple[tuple[Tile, int], ...], int]:
     """(bytes of operands of tensor cores, tiles behind them, bytes of all). One product's sums share its memory."""
-    alone = len(products) == 1 and shares_memory(products[0])
-    sums = products[0].acc.place.array if alone else None
+    sums = products[0].acc.place.array if len(products) == 1 and shares_memory(products[0]) else None
     beside = [tile for tile in dict.fromkeys(tiles) if tile.name != sums]
     left = room - sum(_round_up(tile_bytes(tile)) for tile in beside)
     heights = [tile_rows(each, tiles) if isinstance(each, Mma) and each.form in TENSOR else 0 for each in products]
-    ring = max(ring_bytes(each, left, rows, stages) for each, rows in zip(products, heights, strict=True))
+    ring = max(ring_bytes(each, left, rows, alone=alone) for each, rows in zip(products, heights, strict=True))
     placed = [(tile, 0) for tile in dict.fromkeys(tiles) if tile.name == sums]
     at = max(ring, *(_round_up(tile_bytes(tile)) for tile, _ in placed)) if placed else ring
     for tile in beside:
@@ -405,6 +436,12 @@ def reads_from(statements: Sequence[Stmt]) -> set[int | str]:
         if isinstance(each, Mma | BlockMma | Transpose | Attend):
             found.update(place.array for place in places(each))
     return found
+
+
+def has_multiprocessors(extent: Expr | None) -> bool:
+    """Whether there is a multiprocessor for each block."""
+    count = static_extent(extent)
+    return isinstance(count, int) and count <= MULTIPROCESSORS
 
 
 def static_extent(extent: Expr | None) -> Size | None:

@@ -28,7 +28,8 @@ ATTEND = KEYS_BF16, VALUES_BF16
 TILE_ROWS, FEW_ROWS, ATTEND_ROWS = 128, 32, 8
 HALF_ROWS = 64  # of a tile where there are few of them
 WIDTHS = (64, 128, 256)  # columns of a tile
-STAGES, DEEP_STAGES = 4, 8  # of the ring of operands, where there is room: a block may be alone on its multiprocessor
+STAGES = 8  # of the ring of operands, where there is room
+SHORT_STEPS, LONG_STEPS = 32, 64  # of K in a stage; longer ones where a block has one tile and a multiprocessor alone
 BLOCK_COLUMNS, BLOCK_ROWS = 32, (8, 32, 64)  # of a tile by block-quantised weights
 STREAM_SIZES, STREAM_COLUMNS, STREAM_PITCH = (8, 16, 32, 64), 64, 68  # rows and columns of a block; of its sums: a row
 STREAM_BLOCKS, SPLIT_STREAM_BLOCKS = 4, 3  # on a multiprocessor; where several blocks split K
@@ -38,21 +39,26 @@ ALIGN = 1024  # bytes of a stage
 PAD = 8  # elements after each row of sums: neighbouring rows begin in other banks
 
 
-def stage_bytes(form: Form, columns: int, rows: int = TILE_ROWS) -> int:
-    """A stage: 128 bytes of each row, which are 64 steps of bf16 or 32 of f32, and as many steps of the columns."""
-    steps = 128 * 8 // form.left.bits
-    used = rows * 128 + steps // 8 * (16 * columns) + steps // 32 * 128
+def stage_steps(form: Form, *, alone: bool) -> int:
+    """Steps of K in a stage: short ones are fetched further ahead, long ones need fewer barriers. f32 has 128 bytes."""
+    return LONG_STEPS if alone and form.left.bits == 16 else SHORT_STEPS
+
+
+def stage_bytes(form: Form, columns: int, rows: int = TILE_ROWS, steps: int = SHORT_STEPS) -> int:
+    """A stage: steps of the rows and of the columns."""
+    used = rows * steps * form.left.bits // 8 + steps // 8 * (16 * columns) + steps // 32 * 128
     return -(-used // ALIGN) * ALIGN
 
 
-def ring_bytes(mma: Mma | BlockMma, room: int, rows: int = TILE_ROWS, stages: int = STAGES) -> int:
-    """The bytes for operands or parts of the sums of a product that has this number of bytes at most. `rows`, `stages`:
-    of a tile, and of its ring at most."""
+def ring_bytes(mma: Mma | BlockMma, room: int, rows: int = TILE_ROWS, *, alone: bool = False) -> int:
+    """The bytes for operands or parts of the sums of a product that has this number of bytes at most. `rows`: of a
+    tile; `alone`: a multiprocessor has one block, with one tile."""
     if isinstance(mma, BlockMma):
         return WARPS * mma.most * BLOCK_COLUMNS * 4
     if mma.form in TENSOR:
-        each = stage_bytes(mma.form, tile_columns(mma), rows)
-        return min(stages, room // each) * each
+        each = stage_bytes(mma.form, tile_columns(mma), rows, stage_steps(mma.form, alone=alone))
+        most = STAGES if alone or mma.form.left.bits == 16 else STAGES // 2
+        return min(most, room // each) * each
     if mma.form is KEYS_BF16:
         depth = mma.a.strides[0]
         assert isinstance(depth, Number)
