@@ -3,7 +3,8 @@
 Every round runs each engine once on the same tokens: a prompt that no cache knows, then new tokens one by one. The peer
 runs in a process of its own (that of `smelt bench`, with `--python` another interpreter's) and waits while smelt runs.
 Medians of the rounds, the median of the rounds' ratios, and (`--bandwidth`) the fraction of the memory's bandwidth that
-decoding reaches go to the terminal and, with `--json`, to a file. `--concurrent N` also measures N requests at once.
+decoding reaches go to the terminal and, with `--json`, to a file. `--concurrent N` also measures N requests at once, as
+often, on new prompts each time.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ours, theirs = engines
         record["ratios"] = {"prefill": ratio(ours.prefill, theirs.prefill), "decode": ratio(ours.decode, theirs.decode)}
     if options.concurrent:
-        record["concurrent"] = concurrent(model, options.concurrent, options.prompt, options.new, dice)
+        sizes = options.concurrent, options.prompt, options.new
+        rounds = [concurrent(model, *sizes, dice) for _ in range(options.rounds + 1)]
+        record["concurrent"] = median_round(rounds[1:])  # in the first one the KV cache grows
     record["bandwidth"] = (
         bandwidth(options.model, engines[0].record()["decode"], threads) if options.bandwidth else None
     )
@@ -160,6 +163,13 @@ def concurrent(
     return {"requests": count, "decode": decode, "tokens_per_s": count * new / taken, "slowest_s": generating}
 
 
+def median_round(rounds: list[dict[str, float]]) -> dict[str, float]:
+    """The median of each number, and the range of the decode rates."""
+    found = {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
+    rates = [each["decode"] for each in rounds]
+    return found | {"least": min(rates), "most": max(rates)}
+
+
 def bandwidth(path: Path, decode: float, threads: int) -> dict[str, float]:
     """Bytes of weights per second while decoding, beside what the memory gives at most."""
     from smelt.device.peak import Meter
@@ -187,8 +197,9 @@ def show(record: dict[str, Any]) -> None:
         found, rates = record["concurrent"], record["engines"]["smelt"]
         most = min(found["requests"] * rates["decode"], rates["prefill"])
         print(
-            f"  {found['requests']} at once: decode {found['decode']:.1f} tokens/s, {found['decode'] / most:.2f} of the"
-            f" most that one request's rates allow; {found['tokens_per_s']:.1f} tokens/s with their prompts"
+            f"  {found['requests']} at once: decode {found['decode']:.1f} tokens/s ({found['least']:.1f} to"
+            f" {found['most']:.1f}), {found['decode'] / most:.2f} of the most that one request's rates allow;"
+            f" {found['tokens_per_s']:.1f} tokens/s with their prompts"
         )
     if record["bandwidth"]:
         print(f"  {record['bandwidth']['fraction']:.0%} of the memory's bandwidth while decoding")

@@ -19,4 +19,5 @@ def test_it_measures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     record = json.loads((tmp_path / "out.json").read_text())
     assert record["engines"]["smelt"]["decode"] > 0
     assert record["concurrent"]["requests"] == 3
+    assert 0 < record["concurrent"]["least"] <= record["concurrent"]["decode"] <= record["concurrent"]["most"]
     assert "at once" in capsys.readouterr().out
