@@ -152,6 +152,7 @@ template <int N> static void smelt_copy_wait() {
     groups.erase(groups.begin());
   }
 }
+static unsigned smelt_stream_word(const void *from) { return *(const unsigned *)from; }
 static void smelt_await() {}
 static void smelt_prefetch(const void *) {}
 static void smelt_share_writes() {}
@@ -321,7 +322,17 @@ static int smelt_first_lane(bool holds) {
   __syncwarp();
   return lane;
 }
+static unsigned __ballot_sync(unsigned, bool holds) {
+  held[current] = holds;
+  __syncwarp();
+  unsigned lanes = 0;
+  for (int lane = 0; lane < WARP; lane++) lanes |= (unsigned)held[current / WARP * WARP + lane] << lane;
+  __syncwarp();
+  return lanes;
+}
 static float smelt_exp2(float x) { return exp2f(x); }
+static float smelt_most(float x, float y) { return x != x ? x : y > x || y != y ? y : x; }
+static int __ffs(unsigned x) { return __builtin_ffs(x); }
 static unsigned smelt_pack(float low, float high) {
   unsigned short half[2];
   const float both[2] = {low, high};

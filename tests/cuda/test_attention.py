@@ -16,6 +16,7 @@ from smelt.engine.native import compile_all
 from smelt.errors import SmeltError
 from smelt.ir.core import Program
 from smelt.ir.text import parse
+from smelt.kernel.build import attention_simt
 from tests.cuda.emulated import EmulatedCuda
 from tests.unit.ir import test_paged_attention_op as paged
 
@@ -168,6 +169,75 @@ PAGED = {
     "shared heads": (4, 2, 64, 32, 64, 0, 0.0, False, "bf16"),
     "window, softcap": (2, 2, 128, 64, 64, 50, 2.0, False, "bf16"),
 }
+
+
+# queries and heads that share keys, keys, sizes of a key and of a value, positions in use
+FEW = {
+    "a cache": (1, 4, 384, 128, 128, 130),
+    "one position": (1, 1, 128, 64, 64, 1),
+    "a tail": (1, 8, 300, 32, 128, 300),
+    "several queries": (5, 3, 272, 256, 256, 200),
+}
+
+
+def few(name: str, batch: int, random: np.random.Generator) -> tuple[Program, list[Array], Array]:
+    """Queries at the end of what a cache holds; a position in use for each of them. What is not in use is no number."""
+    count, shared, keys, size, wide, used = FEW[name]
+    shapes = (batch, count, 2 * shared, size), (batch, keys, 2, size), (batch, keys, 2, wide)
+    kinds = (F32, BF16, BF16)
+    q, k, v = given = [random.standard_normal(each).astype(kind) for each, kind in zip(shapes, kinds, strict=True)]
+    at = np.int32(used - count)
+    k[:, used:], v[:, -(-used // 16) * 16 :] = np.nan, np.nan  # of 16 keys all are read where one is seen
+
+    def masks(np: Any, at: Any) -> Masks:
+        return lambda scores, query, key: np.where(query + at >= key, scores, -inf)
+
+    def function(q: Any, k: Any, v: Any, at: Any) -> Any:
+        return attend(jnp, q, k, v, masks(jnp, at), jnp.float32)
+
+    program = parse(jax.jit(function).lower(*given, at).as_text())
+    return program, [*given, at], attend(np, q, k[:, :used], v[:, :used], masks(np, at), np.float64)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_a_few_queries(name: str, emulated: EmulatedCuda, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Close to float64; bits depend neither on the batch nor on how many chunks a block has."""
+    program, given, want = few(name, 2, np.random.default_rng(seed))
+    assert "smelt_decode<" in source(program, "sm_90")
+    alone, _, _ = few(name, 1, np.random.default_rng(seed))
+    both = compile_all([program, alone], emulated.target())
+    monkeypatch.setattr(attention_simt, "AT_ONCE", 1)
+    several = compile_all([program], emulated.target())
+    assert not any(isinstance(each, SmeltError) for each in (*both, *several))
+    got, same = (each(*given)[0].numpy() for each in (both[0], several[0]))  # type: ignore[operator]
+    one: Any = both[1](*(each[1:] if each.ndim else each for each in given))[0].numpy()  # type: ignore[operator]
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
+    np.testing.assert_array_equal(got.view(np.uint32), same.view(np.uint32))
+    np.testing.assert_array_equal(got[1:].view(np.uint32), one.view(np.uint32))
+
+
+# Few queries over pages on tensor cores.
+DECODED = {
+    "shared heads": (4, 2, 64, 128, 64, 0, 0.0, False, "bf16"),
+    "many heads, window, softcap, sinks": (20, 1, 32, 64, 16, 50, 2.0, True, "bf16"),
+}
+
+
+@pytest.mark.parametrize("name", DECODED)
+def test_a_few_queries_over_pages(name: str, emulated: EmulatedCuda, seed: int) -> None:
+    """Queries of three sequences, of which some are short; bits of a query do not depend on those beside it."""
+    case = DECODED[name]
+    program = paged.program(case)
+    assert "smelt_decode<" in source(program, "sm_90")
+    (run,) = compile_all([program], emulated.target())
+    assert not isinstance(run, SmeltError), run
+    given = paged.inputs(case, seed)
+    want, found = paged.expected(case, given), {}
+    for start, end in ((0, 20), (11, 16)):
+        some = [each[start:end] if i in (0, 4, 5) else each for i, each in enumerate(given)]
+        found[start] = run(*some)[0].numpy()
+        np.testing.assert_allclose(found[start], want[start:end], rtol=2e-5, atol=2e-6)
+    np.testing.assert_array_equal(found[0][11:16].view(np.uint32), found[11].view(np.uint32))
 
 
 @pytest.mark.parametrize("machine", MACHINES)

@@ -1,8 +1,8 @@
 """Attention of a few queries on a GPU (flash-decoding): each thread block takes some queries and a chunk of their keys.
 
-bf16 keys and values go straight from memory to tensor cores (`KEYS_BF16`, `VALUES_BF16`). Others are staged in shared
-memory for coalesced loads; each thread then computes one score. A second launch combines the chunks in order. Many
-queries of bf16 go to `attention_flash.py`, others to the blocks of `attention.py`.
+bf16 keys and values go straight from memory to tensor cores (`Decode`). Others are staged in shared memory for
+coalesced loads; each thread then computes one score. A second launch combines the chunks in order. Many queries of bf16
+go to `attention_flash.py`, others to the blocks of `attention.py`.
 """
 
 from __future__ import annotations
@@ -15,29 +15,26 @@ from smelt.dtype import bf16, f32, i1, i64
 from smelt.ir.core import Op
 from smelt.ir.layouts import letters
 from smelt.kernel.build.attention import build
-from smelt.kernel.build.attention_flash import build_flash, fits_flash
+from smelt.kernel.build.attention_flash import build_flash, fits_flash, inside
 from smelt.kernel.build.attention_shape import At, Attention, AttentionSchedule, fold_here
 from smelt.kernel.build.gemm import element_place, memory_layout
 from smelt.kernel.build.sinks import Output, simt_sink
-from smelt.kernel.loops.form import KEYS_BF16, VALUES_BF16
 from smelt.kernel.loops.grammar import (
     Amount,
+    Decode,
     Expr,
-    Mma,
     Number,
-    Place,
     Quotient,
     Set,
-    Slice,
     add,
     scale,
     split,
 )
-from smelt.kernel.loops.nest import Index, Nest, flat, tensor
-from smelt.kernel.loops.tensor_tile import ATTEND_ROWS
+from smelt.kernel.loops.nest import Nest, flat, tensor
+from smelt.kernel.loops.tensor_tile import DECODE_DEEPEST, DECODE_KEYS, DECODE_ROWS
 from smelt.shape import Shape
 
-CHUNK, KEYS, FEW = 128, 32, ATTEND_ROWS  # keys of a block, keys in shared memory at a time, queries of a block
+CHUNK, KEYS, FEW = DECODE_KEYS, 32, DECODE_ROWS  # keys of a block, keys in shared memory at a time, queries of a block
 THREADS = 256
 MANY = 64  # queries that are worth a block of 128 on tensor cores
 MOST_KEPT, MOST_OF_HEAD = 1 << 24, 1 << 16  # elements of the results of all chunks; of a head, if there is any number
@@ -73,6 +70,10 @@ def _build_few(nest: Nest, attn: Attention, schedule: AttentionSchedule, here: S
     kept = (*attn.heads, chunks, queries, attn.values + 2)
     parts, several = nest.scratch(Shape("f32", *kept)), chunks_of_block(attn, chunks)
     blocks = ceildiv(queries, FEW) if isinstance(queries, int) else 1
+    if fits_tensor_cores(nest, attn):
+        _decode(nest, attn, parts, kept, blocks, several, here)
+        _join(nest, attn, parts, kept, here, output)
+        return
     with nest.loops((*attn.heads, blocks, (chunks if several == 1 else chunks // several) * here)) as (
         *outer,
         block,
@@ -98,6 +99,84 @@ def _build_few(nest: Nest, attn: Attention, schedule: AttentionSchedule, here: S
                 visible = nest.apply("NE", nest.read(levels, i, f32), Number(-inf, f32), dtype=i1)
                 chunk(number).write(parts, (*outer, number), kept, visible)
     _join(nest, attn, parts, kept, here, output)
+
+
+def _decode(
+    nest: Nest, attn: Attention, parts: int, kept: tuple[Size, ...], blocks: Size, several: int, here: Size
+) -> None:
+    """All chunks on tensor cores. Blocks with the first chunks are the first ones: often later chunks are hidden."""
+    axes, chunks = attn.axes, kept[len(attn.heads)]
+    groups = chunks if several == 1 else chunks // several
+    with nest.loops((groups * here, *attn.heads, blocks)) as (group, *outer, block):
+        at, first = dict(zip(axes.batch, outer, strict=True)), nest.let(scale(block, FEW))
+        rows = Amount(attn.queries) if blocks == 1 else attn.clip(nest, FEW, kept[-2], first)
+        row, step, key, chunk, column = (
+            nest.var(i64, None, stem) for stem in ("row", "step", "key", "chunk", "column")
+        )
+        score, element = (nest.var(f32, None, stem) for stem in ("score", "element"))
+
+        def query_of(row: Expr) -> dict[str, Expr]:
+            return attn.apart(row if blocks == 1 else nest.let(add(first, row)))
+
+        with inside(nest, row, step) as at_query:
+            query = attn.query(nest, {**at, **query_of(row), axes.depth: step})
+        with inside(nest, key) as at_key:
+            k, v = (
+                element_place(
+                    nest,
+                    attn.op,
+                    attn.op.operands[i],
+                    attn.index(axes.words[i], {**at, axes.key: key, letter: Number(0)}),
+                )
+                for i, letter in ((1, axes.depth), (2, axes.value))
+            )
+        with inside(nest, row, key, score) as mask:
+            masked = attn.mask(nest, attn.cap(nest, score), {**at, **query_of(row), axes.key: key})
+        with inside(nest, chunk, row, column, element) as put:
+            place = flat((*outer, chunk, add(first, row), add(column, 2)), kept)
+            nest.store(parts, place, element)
+        most = max(1, min(attn.queries, FEW)) if isinstance(attn.queries, int) else FEW
+        nest.emit(
+            Decode(
+                rows,
+                most,
+                Amount(axes.size(axes.key)),
+                attn.depth,
+                attn.values,
+                group,
+                Amount(groups),
+                Number(several),
+                row,
+                step,
+                tuple(at_query.statements),
+                query,
+                key,
+                tuple(at_key.statements),
+                k,
+                v,
+                Amount(letter_stride(nest, attn, 1, axes.key)),
+                Amount(letter_stride(nest, attn, 2, axes.key)),
+                score,
+                tuple(mask.statements),
+                masked,
+                _what_masks_hide(attn),
+                chunk,
+                column,
+                element,
+                tuple(put.statements),
+                mod(axes.size(axes.key), 16) == 0,
+            )
+        )
+
+
+def _what_masks_hide(attn: Attention) -> int:
+    """0: no chunk is hidden for sure; 1: masks are the same for all queries; 2: any."""
+    axes = attn.axes
+    seen = {letter for word in axes.words[3:] for letter in letters(word)}
+    hides = any(role == "add" for role in attn.numbers.roles[3:]) or -inf in attn.numbers.fill
+    if axes.key not in seen or not hides:
+        return 0
+    return 2 if seen & {*axes.rows} else 1
 
 
 def chunks_of_block(attn: Attention, chunks: Size) -> int:
@@ -129,7 +208,10 @@ def _join(nest: Nest, attn: Attention, parts: int, kept: tuple[Size, ...], here:
             level = item(chunk, Number(0))
             hidden = nest.apply("EQ", level, Number(-inf, f32), dtype=i1)  # then there are no other items
             factor = nest.apply("weight", nest.apply("subtract", level, safe))
-            for sum_of, each in ((total, item(chunk, Number(1))), (result, item(chunk, add(e, 2)))):
+            places = (
+                nest.apply("select", hidden, Number(0), each, dtype=i64) for each in (Number(1), nest.let(add(e, 2)))
+            )
+            for sum_of, each in zip((total, result), (item(chunk, place) for place in places), strict=True):
                 value = nest.apply("select", hidden, Number(0.0, f32), each, dtype=f32)
                 nest.emit(Set(sum_of, nest.apply("fma", factor, value, nest.keep(sum_of), dtype=f32)))
         element = attn.quotient(nest, nest.keep(result), nest.keep(total))
@@ -141,7 +223,7 @@ def fits_tensor_cores(nest: Nest, attn: Attention) -> bool:
     axes = attn.axes
     for operand, inner, least in ((1, axes.depth, 32), (2, axes.value, 64)):
         value = attn.op.operands[operand]
-        if tensor(value).element != bf16 or axes.size(inner) % least or not inner:
+        if tensor(value).element != bf16 or not inner or axes.size(inner) % least or axes.size(inner) > DECODE_DEEPEST:
             return False
         _, start, _ = memory_layout(nest, attn.op, value)
         strides = {each: letter_stride(nest, attn, operand, each) for each in letters(axes.words[operand])}
@@ -157,10 +239,6 @@ def letter_stride(nest: Nest, attn: Attention, operand: int, letter: str) -> Siz
         if letter in axis:
             return stride * product(attn.axes.sizes[each] for each in axis[axis.index(letter) + 1 :])
     return 0
-
-
-def _sums(tile: str, sizes: tuple[Expr, Expr], pitch: int) -> Slice:
-    return Slice(Place(tile, Number(0)), sizes, (Number(pitch), Number(1)))
 
 
 @dataclass(slots=True)
@@ -219,18 +297,11 @@ class _Chunk:
         return fold_here(nest, "maximum", Number(-inf, f32), self.count, of_key)
 
     def attend(self, parts: int, place: tuple[Expr, ...], kept: tuple[Size, ...]) -> None:
-        nest, attn = self.nest, self.attn
+        nest = self.nest
         scores = nest.tile("score", f32, self.room * CHUNK)
-        fits = fits_tensor_cores(nest, attn)
-        if fits:
-            self.multiply_keys(scores)
-        else:
-            self.score(scores)
+        self.score(scores)
         self.weigh(scores, parts, place, kept)
-        if fits:
-            self.multiply_values(scores, parts, place, kept)
-        else:
-            self.weighted_sum(scores, parts, place, kept)
+        self.weighted_sum(scores, parts, place, kept)
 
     def weigh(self, scores: str, parts: int, place: tuple[Expr, ...], kept: tuple[Size, ...]) -> None:
         """Scores become weights, those of a query on a warp; maxima and sums go to the parts."""
@@ -254,47 +325,6 @@ class _Chunk:
             here = flat((*place, add(self.first, query), Number(0)), kept)
             nest.store(parts, here, best)
             nest.store(parts, add(here, 1), fold("add", 0.0))
-
-    def multiply_keys(self, scores: str) -> None:
-        """Products of all queries with all keys on tensor cores, then masks."""
-        nest, attn, axes = self.nest, self.attn, self.attn.axes
-        rows, depth = self.rows, attn.depth
-        queries = self.load_queries()
-        a = Slice(Place(queries, Number(0)), (rows, Number(1), Amount(depth)), (Number(depth), Number(0), Number(1)))
-        keys = element_place(nest, attn.op, attn.op.operands[1], self.first_index(1, axes.depth))
-        b = Slice(keys, (Amount(depth), self.count), (Number(1), Amount(letter_stride(nest, attn, 1, axes.key))))
-        nest.emit(Mma(_sums(scores, (rows, self.count), CHUNK), a, b, KEYS_BF16, prefetch=self.adjacent_values()))
-        if attn.numbers.softcap or attn.numbers.roles[3:]:
-            with nest.loop(self.times(CHUNK), "lane") as item:
-                query, j = (nest.let(each) for each in split(item, CHUNK))
-                with nest.guard(nest.less(j, self.count)):
-                    place = {**self.at, **self.apart(query), axes.key: add(self.start, j)}
-                    nest.write(scores, item, attn.mask(nest, attn.cap(nest, nest.read(scores, item, f32)), place))
-
-    def adjacent_values(self) -> Place | None:
-        """The first of the values, where they are adjacent and as many as the elements of the keys."""
-        nest, attn, axes = self.nest, self.attn, self.attn.axes
-        if attn.depth != attn.values or letter_stride(nest, attn, 2, axes.key) != attn.values:
-            return None
-        return element_place(nest, attn.op, attn.op.operands[2], self.first_index(2, axes.value))
-
-    def multiply_values(self, scores: str, parts: int, place: tuple[Expr, ...], kept: tuple[Size, ...]) -> None:
-        """Weights times values on tensor cores."""
-        nest, attn, axes = self.nest, self.attn, self.attn.axes
-        rows, wide = self.rows, attn.values
-        sums = nest.tile("sum", f32, self.room * wide)
-        a = Slice(Place(scores, Number(0)), (rows, Number(1), self.count), (Number(CHUNK), Number(0), Number(1)))
-        values = element_place(nest, attn.op, attn.op.operands[2], self.first_index(2, axes.value))
-        b = Slice(values, (self.count, Amount(wide)), (Amount(letter_stride(nest, attn, 2, axes.key)), Number(1)))
-        nest.emit(Mma(_sums(sums, (rows, Amount(wide)), wide), a, b, VALUES_BF16))
-        with nest.loop(self.times(wide), "lane") as item:
-            query, e = (nest.let(each) for each in split(item, wide))
-            nest.store(parts, flat((*place, add(self.first, query), add(e, 2)), kept), nest.read(sums, item, f32))
-
-    def first_index(self, operand: int, inner: str) -> Index:
-        """The index of the first key's first element."""
-        attn, axes = self.attn, self.attn.axes
-        return attn.index(axes.words[operand], {**self.at, axes.key: self.start, inner: Number(0)})
 
     def load_queries(self) -> str:
         nest, attn, depth = self.nest, self.attn, self.attn.depth

@@ -11,19 +11,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
-from smelt.dim import Size, ceildiv, floordiv, minimum
+from smelt.dim import Size, ceildiv, floordiv, maximum, minimum
 from smelt.dtype import f32, i1, i64
 from smelt.ir.core import Op
+from smelt.kernel.build.attention_flash import inside
 from smelt.kernel.build.attention_shape import fold_here
 from smelt.kernel.build.gather_scatter import to_index
+from smelt.kernel.build.gemm import axis_stride, element_place
 from smelt.kernel.build.paged_attention import Paged, build_blocks
-from smelt.kernel.build.paged_flash import build_paged_flash, find_tile
+from smelt.kernel.build.paged_flash import build_paged_flash, find_tile, has_aligned_pages
 from smelt.kernel.build.sinks import Output, simt_sink
-from smelt.kernel.loops.grammar import Amount, Expr, Number, Quotient, Set, Var, add, scale, split
+from smelt.kernel.loops.grammar import Amount, Decode, Expr, Number, Quotient, Set, add, scale, split
 from smelt.kernel.loops.nest import Nest, flat, tensor
+from smelt.kernel.loops.tensor_tile import DECODE_DEEPEST, DECODE_KEYS, DECODE_ROWS
 from smelt.shape import Shape
 
-CHUNK = 128  # keys of a block: few, so that there are many blocks
+CHUNK = DECODE_KEYS  # keys of a block: few, so that there are many blocks
+LEAST_BLOCKS, MOST_CHUNKS = 4, 8  # that share the chunks of a query's head on tensor cores; that each has
+JOINED = 4  # chunks that a thread reads at a time
 THREADS = 256
 AT_ONCE = 8  # heads whose scores a thread computes together
 FEW = 64  # queries
@@ -47,6 +52,10 @@ def _build_chunks(nest: Nest, paged: Paged, here: Size, output: Output) -> None:
     chunks = ceildiv(tensor(op.operands[3]).sizes[1] * paged.page, CHUNK)
     kept = (minimum(paged.count, FEW), paged.groups, chunks, shared, paged.values + 2)
     parts = nest.scratch(Shape("f32", *kept))
+    if fits_tensor_cores(nest, paged):
+        _decode(nest, paged, parts, kept, here)
+        _join(nest, paged, parts, kept, here, output)
+        return
     with nest.loops((paged.count * here, paged.groups, chunks)) as (token, group, chunk):
         keys = _Keys.of(nest, paged, token)
         start = nest.let(scale(chunk, CHUNK))
@@ -55,6 +64,80 @@ def _build_chunks(nest: Nest, paged: Paged, here: Size, output: Output) -> None:
         count = nest.apply("maximum", nest.let(add(end, scale(begin, -1))), Number(0))
         _Chunk(nest, paged, token, group, begin, count).write(parts, (token, group, chunk), kept)
     _join(nest, paged, parts, kept, here, output)
+
+
+def fits_tensor_cores(nest: Nest, paged: Paged) -> bool:
+    """Whether pages are bf16, with 16 aligned bytes at a time, and `Decode` computes this attention."""
+    if paged.depth % 32 or paged.values % 64 or paged.page % 16 or CHUNK != DECODE_KEYS:
+        return False
+    return max(paged.depth, paged.values) <= DECODE_DEEPEST and has_aligned_pages(nest, paged)
+
+
+def _decode(nest: Nest, paged: Paged, parts: int, kept: tuple[Size, ...], here: Size) -> None:
+    """All chunks on tensor cores. A block has some that are far apart: the last ones are often empty."""
+    op, chunks, blocks = paged.op, kept[2], -(-paged.shared // DECODE_ROWS)
+    groups = minimum(chunks, maximum(LEAST_BLOCKS, ceildiv(chunks, MOST_CHUNKS)))
+    with nest.loops((groups, paged.count * here, paged.groups, blocks)) as (number, token, group, block):
+        seen = _Keys.of(nest, paged, token)
+        sequence = to_index(nest, nest.pull(op.operands[4], (token,)))
+        line = nest.clamp(sequence, tensor(op.operands[3]).sizes[0] - 1)
+        first = nest.let(scale(block, DECODE_ROWS))
+        left = nest.let(add(paged.shared, scale(first, -1)))
+        rows = Number(paged.shared) if blocks == 1 else nest.apply("minimum", Number(DECODE_ROWS), left, dtype=i64)
+        row, step, key, chunk, column = (
+            nest.var(i64, None, stem) for stem in ("row", "step", "key", "chunk", "column")
+        )
+        score, element = (nest.var(f32, None, stem) for stem in ("score", "element"))
+        with inside(nest, row, step) as at_query:
+            head = nest.let(add(scale(group, paged.shared), first, row))
+            query = nest.convert(nest.pull(op.operands[0], (token, head, step)), f32)
+            query = nest.apply("multiply", query, Number(paged.numbers.scale, f32))
+        with inside(nest, key) as at_key:
+            which, place = (nest.let(each) for each in split(key, paged.page))
+            page = nest.clamp(
+                to_index(nest, nest.pull(op.operands[3], (line, which))), tensor(op.operands[1]).sizes[0] - 1
+            )
+            k = element_place(nest, op, op.operands[1], (page, group, Number(0), place))
+            v = element_place(nest, op, op.operands[2], (page, group, place, Number(0)))
+        with inside(nest, row, key, score) as mask:
+            masked = cap(nest, paged, score)
+            if paged.numbers.window:
+                there = nest.apply("GE", key, seen.first, dtype=i1)
+                masked = nest.apply("select", there, masked, Number(-inf, f32), dtype=f32)
+        with inside(nest, chunk, row, column, element) as put:
+            nest.store(parts, flat((token, group, chunk, add(first, row), add(column, 2)), kept), element)
+        nest.emit(
+            Decode(
+                rows,
+                min(paged.shared, DECODE_ROWS),
+                seen.end,
+                paged.depth,
+                paged.values,
+                number,
+                Amount(groups),
+                Number(MOST_CHUNKS),
+                row,
+                step,
+                tuple(at_query.statements),
+                query,
+                key,
+                tuple(at_key.statements),
+                k,
+                v,
+                axis_stride(nest, op, op.operands[1], 2),
+                axis_stride(nest, op, op.operands[2], 2),
+                score,
+                tuple(mask.statements),
+                masked,
+                1 if paged.numbers.window else 0,
+                chunk,
+                column,
+                element,
+                tuple(put.statements),
+                whole=True,
+                adjacent=True,
+            )
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +205,7 @@ class _Chunk:
                         query = nest.read(queries, add(d, head * paged.depth), f32)
                         nest.emit(Set(sum_of, nest.apply("fma", query, element, nest.keep(sum_of), dtype=f32)))
                 for head, sum_of in zip(heads, totals, strict=True):
-                    nest.write(scores, add(j, head * CHUNK), self.cap(sum_of))
-
-    def cap(self, score: Var) -> Expr:
-        nest, softcap = self.nest, self.paged.numbers.softcap
-        found = nest.keep(score)
-        if not softcap:
-            return found
-        inner = nest.apply("multiply", found, Number(1 / softcap, f32))
-        return nest.apply("multiply", nest.apply("tanh", inner), Number(softcap, f32))
+                    nest.write(scores, add(j, head * CHUNK), cap(nest, paged, nest.keep(sum_of)))
 
     def weigh(self, scores: str, start: Expr) -> tuple[Expr, Expr]:
         """Scores of a head become weights: the maximum, and the sum of the weights."""
@@ -176,6 +251,14 @@ class _Chunk:
             nest.store(parts, place(inner, e), total)
 
 
+def cap(nest: Nest, paged: Paged, score: Expr) -> Expr:
+    softcap = paged.numbers.softcap
+    if not softcap:
+        return score
+    inner = nest.apply("multiply", score, Number(1 / softcap, f32))
+    return nest.apply("multiply", nest.apply("tanh", inner), Number(softcap, f32))
+
+
 def _safe(nest: Nest, best: Expr) -> Expr:
     """A maximum that may be subtracted: 0 where there is none."""
     none = nest.apply("EQ", best, Number(-inf, f32), dtype=i1)
@@ -183,32 +266,45 @@ def _safe(nest: Nest, best: Expr) -> Expr:
 
 
 def _join(nest: Nest, paged: Paged, parts: int, kept: tuple[Size, ...], here: Size, output: Output) -> None:
-    """Combine the chunks of each query, in order; a query without keys gives zeros."""
+    """Combine the chunks of each query, in order; a query without keys gives zeros. A thread has an element of the
+    result, and reads several chunks at a time: the last one again and again, which then counts nothing."""
     op = paged.op
-    with nest.loops((paged.count * here, paged.groups, paged.shared)) as (token, group, inner):
+    with nest.loops((paged.count * here, paged.groups, paged.shared, paged.values)) as (token, group, inner, e):
         keys = _Keys.of(nest, paged, token)
         head = nest.let(add(scale(group, paged.shared), inner))
         first = nest.let(Quotient(keys.first, CHUNK))
-        after = nest.let(Quotient(nest.apply("maximum", nest.let(add(keys.end, CHUNK - 1)), Number(0)), CHUNK))
-        count = nest.apply("maximum", nest.let(add(after, scale(first, -1))), Number(0))
+        last = nest.let(Quotient(nest.apply("maximum", nest.let(add(keys.end, -1)), Number(0)), CHUNK))
+        some = nest.less(keys.first, keys.end)
+        count = nest.let(add(last, scale(first, -1), 1))
+        turns = nest.let(Quotient(nest.let(add(count, JOINED - 1)), JOINED))
+        turns = nest.apply("select", some, turns, Number(0), dtype=i64)
 
         def item(number: Expr, place: Expr) -> Expr:
-            index = (token, group, nest.let(add(first, number)), inner, place)
+            index = (token, group, nest.apply("minimum", number, last, dtype=i64), inner, place)
             return nest.read(nest.buffer(parts), flat(index, kept), f32)
 
-        sink = nest.convert(nest.pull(op.operands[6], (head,)), f32) if len(op.operands) == 7 else Number(-inf, f32)
-        best = fold_here(nest, "maximum", sink, count, lambda number: item(number, Number(0)))
-        safe = _safe(nest, best)
+        sink: Expr = Number(-inf, f32)
+        if len(op.operands) == 7:
+            sink = nest.convert(nest.pull(op.operands[6], (head,)), f32)
+        best = nest.declare(f32, sink)
+        with nest.loop(turns, "ordered", fence=True) as turn:
+            numbers = [nest.let(add(first, scale(turn, JOINED), i)) for i in range(JOINED)]
+            for level in [item(number, Number(0)) for number in numbers]:
+                nest.emit(Set(best, nest.apply("maximum", nest.keep(best), level)))
+        safe = _safe(nest, nest.keep(best))
         start = nest.apply("weight", nest.apply("subtract", sink, safe)) if len(op.operands) == 7 else Number(0.0, f32)
-        with nest.loop(paged.values, "lane") as e:
-            total, result = nest.declare(f32, start), nest.declare(f32, Number(0.0, f32))
-            with nest.loop(count, "ordered", fence=True) as number:
-                factor = nest.apply("weight", nest.apply("subtract", item(number, Number(0)), safe))
-                pairs = (total, item(number, Number(1))), (result, item(number, add(e, 2)))
-                for sum_of, value in pairs:
-                    nest.emit(Set(sum_of, nest.apply("fma", factor, value, nest.keep(sum_of), dtype=f32)))
-            whole = nest.keep(total)
-            none = nest.apply("EQ", whole, Number(0.0, f32), dtype=i1)
-            quotient = nest.apply("divide", nest.keep(result), whole)
-            element = nest.apply("select", none, Number(0.0, f32), quotient, dtype=f32)
-            output.finish(nest, op, (token, head, e), nest.convert(element, tensor(op.result).element))
+        total, result = nest.declare(f32, start), nest.declare(f32, Number(0.0, f32))
+        with nest.loop(turns, "ordered", fence=True) as turn:
+            numbers = [nest.let(add(first, scale(turn, JOINED), i)) for i in range(JOINED)]
+            read = [[item(number, place) for place in (Number(0), Number(1), add(e, 2))] for number in numbers]
+            for number, (level, *values) in zip(numbers, read, strict=True):
+                factor = nest.apply("weight", nest.apply("subtract", level, safe))
+                there = nest.apply("LE", number, last, dtype=i1)
+                for sum_of, value in zip((total, result), values, strict=True):
+                    more = nest.apply("fma", factor, value, nest.keep(sum_of), dtype=f32)
+                    nest.emit(Set(sum_of, nest.apply("select", there, more, nest.keep(sum_of), dtype=f32)))
+        whole = nest.keep(total)
+        none = nest.apply("EQ", whole, Number(0.0, f32), dtype=i1)
+        quotient = nest.apply("divide", nest.keep(result), whole)
+        element = nest.apply("select", none, Number(0.0, f32), quotient, dtype=f32)
+        output.finish(nest, op, (token, head, e), nest.convert(element, tensor(op.result).element))

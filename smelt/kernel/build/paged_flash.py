@@ -32,21 +32,28 @@ def find_tile(nest: Nest, paged: Paged) -> FlashTile | None:
         return None
     if paged.depth % STEP or paged.values % STEP or max(paged.depth, paged.values) > FLASH_DEEPEST:
         return None
-    for value in op.operands[1:3]:
-        found = find_strides(nest, value)
-        if tensor(value).element != bf16 or found is None:
-            return None
-        _, form, axes = found
-        steps = dict(form.terms)
-        outer = [steps.get(axis, 0) for axis in axes[:-1]]
-        if steps.get(axes[-1]) != 1 or any(mod(each, CHUNK) != 0 for each in (form.constant, *outer)):
-            return None
+    if not has_aligned_pages(nest, paged):
+        return None
     kind = bf16 if tensor(op.operands[0]).element == bf16 else f32
     form_of = FLASH_BF16 if kind == bf16 else FLASH_F32
     room = nest.target.cache_bytes[0]
     tile = FlashTile.of(paged.depth, paged.values, (kind, bf16, bf16), form_of, room, paged.count, paged.count)
     fits = tile is not None and tile.keys % SLAB == 0 and paged.shared <= tile.rows
     return tile if fits else None
+
+
+def has_aligned_pages(nest: Nest, paged: Paged) -> bool:
+    """Whether keys and values are bf16 in memory, with 16 aligned bytes at a time."""
+    for value in paged.op.operands[1:3]:
+        found = find_strides(nest, value)
+        if tensor(value).element != bf16 or found is None:
+            return False
+        _, form, axes = found
+        steps = dict(form.terms)
+        outer = [steps.get(axis, 0) for axis in axes[:-1]]
+        if steps.get(axes[-1]) != 1 or any(mod(each, CHUNK) != 0 for each in (form.constant, *outer)):
+            return False
+    return True
 
 
 def build_paged_flash(nest: Nest, paged: Paged, tile: FlashTile, here: Size, output: Output) -> None:

@@ -15,13 +15,21 @@ from __future__ import annotations
 
 import re
 
+# For attention of a few queries too.
+WEIGHTS = """\
+#ifdef __CUDACC__
+inline f32 smelt_exp2(f32 x) { f32 y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+#endif
+inline f32 smelt_lane_xor(f32 x, int by) {
+  return __uint_as_float(__shfl_xor_sync(0xffffffffu, __float_as_uint(x), by));
+}
+"""
 INSTRUCTIONS = """\
 #ifdef __CUDACC__
 inline int smelt_first_lane(bool holds) {  // the first lane where it holds, or 32
   const ui32 lanes = __ballot_sync(0xffffffffu, holds);
   return lanes ? __ffs(lanes) - 1 : 32;
 }
-inline f32 smelt_exp2(f32 x) { f32 y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 inline ui32 smelt_pack(f32 low, f32 high) {  // two bf16, rounded to nearest even
   ui32 both;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
@@ -74,9 +82,6 @@ inline void smelt_wgmma_values(f32 (&d)[{count}], const ui32 *a, ui64 b, int mor
 }}
 """
 ATTEND = """\
-inline f32 smelt_lane_xor(f32 x, int by) {
-  return __uint_as_float(__shfl_xor_sync(0xffffffffu, __float_as_uint(x), by));
-}
 inline void smelt_barrier_wait(ui64 *at, int phase) { while (!smelt_barrier_passed(at, phase)) {} }
 inline void smelt_await_copies(ui64 *at, int phase) {  // that others have made; tensor cores read them
   smelt_barrier_wait(at, phase);

@@ -19,6 +19,7 @@ from smelt.kernel.loops.grammar import (
     BlockMma,
     Chunk,
     Declare,
+    Decode,
     Fail,
     Fold,
     For,
@@ -99,7 +100,7 @@ class KernelPrinter(Printer):
                 return [f"{pad}{self.mma(stmt)}"]
             case BlockMma():
                 return [f"{pad}{self.block_mma(stmt)}"]
-            case Attend():
+            case Attend() | Decode():
                 raise AssertionError("builders for a GPU write it")
             case Fail(status, values):
                 record = [f"ctx->record[{i}] = {self.expr(value)};" for i, value in enumerate(values)]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from smelt.dim import Size
-from smelt.dtype import DType
+from smelt.dtype import DType, bf16
 from smelt.ir.block_layout import Layout
 from smelt.kernel import math
 from smelt.kernel.emit.blocks_cuda import block_call, choose_shape
@@ -20,16 +20,16 @@ from smelt.kernel.emit.printer import Printer, apply_text
 from smelt.kernel.emit.tile_cuda import FEW, MMA, TILE, TILED
 from smelt.kernel.emit.tile_dense import tile_call
 from smelt.kernel.emit.tile_few import few_call, stream_call
-from smelt.kernel.emit.tile_mma import attend_call
 from smelt.kernel.emit.vector_cuda import find_definitions, first_place, is_multiple
 from smelt.kernel.loops.fold import identity
-from smelt.kernel.loops.form import KEYS_BF16, STREAM_BF16
+from smelt.kernel.loops.form import STREAM_BF16
 from smelt.kernel.loops.grammar import (
     SHORT,
     Affine,
     Amount,
     Attend,
     BlockMma,
+    Decode,
     Expr,
     Fail,
     Fold,
@@ -61,11 +61,11 @@ from smelt.kernel.loops.simt import (
     stores_to,
 )
 from smelt.kernel.loops.tensor_tile import (
-    ATTEND,
     FEW_TENSOR,
     STREAM_COLUMNS,
     TENSOR,
     WARPS,
+    decode_blocks,
     few_columns,
     flash_parts,
     flash_stages,
@@ -88,6 +88,7 @@ STAGED, STAGED_DYNAMIC = 16 << 10, 1024  # bytes of terms of a reduction in shar
 STAGED_BESIDE = 16 << 10  # beside at most this number of bytes
 SHORT_ROW = 1024  # elements of a row that a warp may hold in registers
 VECTORS = ((8, 16), (20, 8), (48, 4))  # by the statements of an element, how many a thread reads at once: short code
+UNROLLED = 32  # statements of a loop of which several iterations are computed together
 BATCHES, BATCH_CODE = (8, 4), 64  # iterations of a shared loop whose loads come first; the most statements of all
 
 
@@ -203,7 +204,7 @@ class StagePrinter(Printer):
         """Whether it reads so little that memory bandwidth is left to prefetch the weights of a later launch."""
         kinds = Mma | Attend | BlockMma
         products = [each for each in walk_statements(self.stage.body) if isinstance(each, kinds)]
-        return all(not isinstance(each, BlockMma) and each.form in ATTEND for each in products)
+        return not products
 
     @property
     def early(self) -> bool:
@@ -215,8 +216,9 @@ class StagePrinter(Printer):
     def resident(self) -> int:
         """Thread blocks per multiprocessor that should be resident, to hide latency."""
         products = [each for each in walk_statements(self.stage.body) if isinstance(each, Mma | BlockMma)]
-        if any(isinstance(each, Mma) and each.form in ATTEND for each in products):
-            return 2
+        decode = next((each for each in walk_statements(self.stage.body) if isinstance(each, Decode)), None)
+        if decode is not None:
+            return decode_blocks(decode)
         if any(isinstance(each, Attend) and each.block == 64 for each in walk_statements(self.stage.body)):
             return 2
         few = [each for each in products if isinstance(each, Mma) and each.form in FEW_TENSOR]
@@ -326,7 +328,7 @@ class StagePrinter(Printer):
                 return [f"{pad}{{", *reads, *rest, f"{pad}}}"]
             case For(var, extent, body):
                 head = f"{pad}for (i64 {var.name} = 0; {var.name} < {self.expr(extent)}; {var.name}++) {{"
-                simple = self.alone and all(isinstance(each, Let | Set) for each in body)
+                simple = self.alone and len(body) <= UNROLLED and all(isinstance(each, Let | Set) for each in body)
                 at_once = ["#pragma unroll 16"] if simple else []  # loads of several iterations
                 return [*at_once, head, *self.block(body, depth + 1), f"{pad}}}"]
             case Store() if not self.alone:
@@ -346,6 +348,8 @@ class StagePrinter(Printer):
                 return self.fence([f"{pad}{self.mma(stmt)}"], stmt, pad)
             case Attend():
                 return self.attend(stmt, depth)
+            case Decode():
+                return self.decode(stmt, depth)
             case BlockMma():
                 return self.fence([f"{pad}{self.block_mma(stmt)}"], stmt, pad)
             case Fail():
@@ -609,17 +613,6 @@ class StagePrinter(Printer):
             few = [given[i] for i in (0, 1, 3, 6, 7, 9, 10, 11, 12)]
             function = few_call(mma.form, few_columns(mma))
             return f"{function}({LANE}, smelt_shared, {', '.join(few)});"
-        if mma.form in ATTEND:
-            depth = static_extent(extent if mma.form is KEYS_BF16 else columns)
-            assert isinstance(depth, int)
-            side, order = (
-                ([self.expr(mma.b.strides[1])], (10, 11, 12)) if mma.form is KEYS_BF16 else ([], (7, 9, 10, 11))
-            )
-            listed = [LANE, "smelt_shared", *(given[i] for i in (0, 1, 3, 6)), *side, *(given[i] for i in order)]
-            if mma.form is KEYS_BF16:
-                later, kind = mma.prefetch, math.storage(mma.form.right)
-                listed.append(self.address(later, kind) if isinstance(later, Place) else "0")
-            return f"{attend_call(mma.form, depth)}({', '.join(listed)});"
         if self.alone or self.stage.group == "warp" or mma.form not in TILED:
             return f"{MMA}{name}({self.members}, {', '.join(given)});"
         products = [each for each in walk_statements(self.stage.body) if isinstance(each, Mma)]
@@ -700,6 +693,34 @@ class StagePrinter(Printer):
         )
         given = ", ".join((LANE, "smelt_shared", *map(self.expr, (attend.rows, attend.keys, attend.scale))))
         return [f"{pad}smelt_attend<{sizes}>({given},", *functions]
+
+    def decode(self, decode: Decode, depth: int) -> list[str]:
+        """A call of `smelt_decode`, in the same way."""
+        pad, kind = "  " * depth, math.storage(bf16)
+        row, key, step = (f"i64 {var.name}" for var in (decode.row, decode.key, decode.step))
+
+        def function(arguments: str, body: Sequence[Stmt], result: str) -> list[str]:
+            return [f"{pad}  [&]({arguments}) {{", *self.block(body, depth + 2), f"{pad}    {result}", f"{pad}  }},"]
+
+        def place_of(place: Place) -> str:
+            return f"return (const {kind} *)({self.address(place, kind)});"
+
+        self.alone = True
+        functions = [
+            *function(f"{row}, {step}", decode.at_query, f"return {self.expr(decode.query)};"),
+            *function(key, decode.at_key, place_of(decode.k)),
+            *function(key, decode.at_key, place_of(decode.v)),
+            *function(f"f32 {decode.score.name}, {row}, {key}", decode.mask, f"return {self.expr(decode.masked)};"),
+            *function(
+                f"i64 {decode.chunk.name}, {row}, i64 {decode.column.name}, f32 {decode.element.name}", decode.put, ""
+            ),
+        ]
+        self.alone = False
+        functions[-1] = functions[-1].rstrip(",") + ");"
+        sizes = decode.depth, decode.values, decode.most, decode.check, int(decode.whole), int(decode.adjacent)
+        numbers = (decode.rows, decode.keys, decode.first, decode.stride, decode.count, decode.k_step, decode.v_step)
+        given = ", ".join((LANE, "smelt_shared", *map(self.expr, numbers)))
+        return [f"{pad}smelt_decode<{', '.join(map(str, sizes))}>({given},", *functions]
 
     # -- expressions --
 

@@ -4,7 +4,7 @@
 |---|---|---|
 | `smelt_tile_FORM` | 128 | `cp.async` fills a ring of stages in shared memory; `wgmma` on sm_90, else `mma.sync` |
 | `smelt_few`, `smelt_stream` | up to 32, up to 64 | weights are read at the speed of memory (`tile_few.py`) |
-| `smelt_keys`, `smelt_values` | up to 8 | attention: products with keys, which warps share, and sums of values |
+| `smelt_decode` | up to 8 | attention: products with keys and with values (`decode_cuda.py`) |
 
 The sum does not depend on which steps of K an instruction combines, so a thread loads 8 adjacent steps of one row and
 of one column: 16 bytes each, the operands of two `mma.sync`. f32 rows are split into three bf16 values, which together
@@ -13,10 +13,10 @@ hold all of their bits. Device functions before `LOADS` have counterparts in the
 
 from __future__ import annotations
 
-from smelt.kernel.emit.attention_cuda import attend_functions
+from smelt.kernel.emit.attention_cuda import WEIGHTS, attend_functions
+from smelt.kernel.emit.decode_cuda import decode_functions
 from smelt.kernel.emit.tile_dense import PAD, SHARE, TILE, wgmma_texts
 from smelt.kernel.emit.tile_few import FEW, STREAM
-from smelt.kernel.loops.form import KEYS_BF16, Form
 
 INSTRUCTIONS = """\
 struct __align__(16) smelt_words { ui32 x[4]; };
@@ -155,132 +155,19 @@ template <> struct smelt_left<f32> {
   }
 };
 """
-ATTEND = """\
-// Queries [row, depth] by keys [key, depth]: a warp takes 16 keys at a time. The parts of the queries are in the ring.
-// Each of the three bf16 of a query has a sum of its own. `next`: adjacent elements that are read afterwards, or null.
-template <int DEPTH> inline void smelt_keys(int lane, char *ring, i64 rows, const f32 *a, i64 row, const ui16 *b,
-    i64 key, f32 *acc, i64 width, i64 columns, const ui16 *next) {
-  enum { AT_ONCE = DEPTH < 128 ? DEPTH / 32 : 4, EACH = DEPTH / 8 };
-  const int warp = lane / 32, group = lane % 32 / 4, member = lane % 4;
-  smelt_words *const parts = (smelt_words *)ring;
-  for (i64 at = 64 * lane; at < columns * DEPTH; at += 64 * 256) {  // 128 bytes
-    smelt_prefetch(b + at / DEPTH * key + at % DEPTH);
-    if (next) smelt_prefetch(next + at);
-  }
-  for (int at = lane; at < rows * EACH; at += 256) {
-    smelt_words x[3];
-    smelt_left<f32>::words(a + at / EACH * row + at % EACH * 8, x);
-#pragma unroll
-    for (int p = 0; p < 3; p++) parts[p * rows * EACH + at] = x[p];
-  }
-  __syncthreads();
-  for (i64 first = 16 * warp; first < columns; first += 128) {
-    f32 sum[3][4] = {};
-    const ui16 *from[2];
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-      const i64 at = first + 8 * h + group;
-      from[h] = b + (at < columns ? at : columns - 1) * key + 8 * member;
-    }
-#pragma unroll
-    for (int begin = 0; begin < DEPTH / 32; begin += AT_ONCE) {
-      smelt_words y[AT_ONCE][2];
-#pragma unroll
-      for (int s = 0; s < AT_ONCE; s++)
-#pragma unroll
-        for (int h = 0; h < 2; h++)
-          if (begin + s < DEPTH / 32) y[s][h] = *(const smelt_words *)(from[h] + 32 * (begin + s));
-#pragma unroll
-      for (int s = 0; s < AT_ONCE; s++)
-        if (begin + s < DEPTH / 32) {
-          smelt_words x[3] = {};
-#pragma unroll
-          for (int p = 0; p < 3; p++)
-            if (group < rows) x[p] = parts[(p * rows + group) * EACH + 4 * (begin + s) + member];
-#pragma unroll
-          for (int half = 0; half < 2; half++) {
-            const ui32 z[4] = {y[s][0].x[2 * half], y[s][1].x[2 * half],
-                               y[s][0].x[2 * half + 1], y[s][1].x[2 * half + 1]};
-#pragma unroll
-            for (int p = 0; p < 3; p++) smelt_mma_sync(sum[p], z, x[p].x + 2 * half);
-          }
-        }
-    }
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
-      const i64 r = 2 * member + e % 2, c = first + group + e / 2 * 8;
-      if (r < rows && c < columns) acc[r * width + c] = sum[0][e] + (sum[1][e] + sum[2][e]);
-    }
-  }
-}
-// Weights [row, key] by values [key, column]. A warp has 64 columns and every SHARES-th run of 16 keys; the sums of all
-// shares are added in order. A thread reads 8 adjacent columns of a key: column j of them belongs to instruction j.
-template <int COLUMNS> inline void smelt_values(int lane, char *ring, i64 rows, const f32 *a, i64 row, const ui16 *b,
-    i64 key, i64 count, f32 *acc, i64 width) {
-  enum { BLOCKS = COLUMNS / 64, SHARES = BLOCKS < 8 ? 8 / BLOCKS : 1 };
-  const int warp = lane / 32, group = lane % 32 / 4, member = lane % 4, share = BLOCKS < 8 ? warp / BLOCKS : 0;
-  f32 *const part = (f32 *)ring;
-  for (int block = BLOCKS < 8 ? warp % BLOCKS : warp; block < BLOCKS && share < SHARES; block += 8) {
-    f32 sum[8][4] = {};
-#pragma unroll 2
-    for (i64 first = 16 * share; first < count; first += 16 * SHARES) {
-      smelt_words y[4];
-      ui32 x[4][3];
-#pragma unroll
-      for (int i = 0; i < 4; i++) {
-        const i64 k = first + 2 * member + i % 2 + i / 2 * 8;
-        y[i] = k < count ? *(const smelt_words *)(b + k * key + 64 * block + 8 * group) : smelt_words{};
-        smelt_split(k < count && group < rows ? a[group * row + k] : 0.0f, x[i]);
-      }
-#pragma unroll
-      for (int j = 0; j < 8; j++) {
-        ui32 pair[2];
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-          const ui32 even = y[2 * h].x[j / 2], odd = y[2 * h + 1].x[j / 2];
-          pair[h] = j % 2 ? smelt_join(even, odd) : (even & 0xffffu) | odd << 16;
-        }
-#pragma unroll
-        for (int p = 0; p < 3; p++) {
-          const ui32 z[4] = {smelt_join(x[0][p], x[1][p]), 0, smelt_join(x[2][p], x[3][p]), 0};
-          smelt_mma_sync(sum[j], z, pair);
-        }
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < 8; j++)
-#pragma unroll
-      for (int e = 0; e < 2; e++)
-        if (group < rows) part[(share * rows + group) * COLUMNS + 64 * block + 8 * (2 * member + e) + j] = sum[j][e];
-  }
-  __syncthreads();
-  for (int at = lane; at < rows * COLUMNS; at += 256) {
-    f32 total = part[at];
-#pragma unroll
-    for (int w = 1; w < SHARES; w++) total += part[w * rows * COLUMNS + at];
-    acc[at / COLUMNS * width + at % COLUMNS] = total;
-  }
-}
-"""
-
-
-def attend_call(form: Form, size: int) -> str:
-    """The name of the function of attention for this depth, or number of columns."""
-    return f"{'smelt_keys' if form is KEYS_BF16 else 'smelt_values'}<{size}>"
 
 
 def tensor_kernels(text: str) -> str:
     """The functions that a text calls."""
-    tile, few, stream, attend = (f"smelt_{name}<" in text for name in ("tile", "few", "stream", "values"))
-    flash = attend_functions(text)
-    if not (tile or few or stream or attend or flash or "smelt_block_rows<" in text):
+    tile, few, stream = (f"smelt_{name}<" in text for name in ("tile", "few", "stream"))
+    flash, decode = attend_functions(text), decode_functions(text)
+    if not (tile or few or stream or decode or flash or "smelt_block_rows<" in text):
         return ""
     instructions = INSTRUCTIONS.replace("WGMMA_TEXT\n", wgmma_texts() if tile or stream else "")
     return "".join(
         [
-            *(instructions, LOADS, flash),
+            *(instructions, LOADS, WEIGHTS if flash or decode else "", flash, decode),
             *([FEW] if few else []),
-            *([ATTEND] if attend else []),
             *([SHARE] if tile or stream else []),
             *([PAD, TILE] if tile else []),
             *([STREAM] if stream else []),

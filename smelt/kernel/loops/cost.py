@@ -14,6 +14,7 @@ from smelt.kernel.loops.grammar import (
     Apply,
     Attend,
     BlockMma,
+    Decode,
     Expr,
     Fold,
     For,
@@ -49,6 +50,8 @@ def count_work(statements: Sequence[Stmt]) -> Size:
                 _, *taps, extent = (size.size if isinstance(size, Amount) else None for size in a.sizes)
                 steps = product(1 if each is None else each for each in taps)
                 total = total + 16 * (128 if extent is None else extent) * steps
+            case Decode(depth=depth, values=values):
+                total = total + 8 * 1024 * (depth + values)
             case Attend(keys=keys, depth=depth, values=values):
                 total = total + 128 * (keys.size if isinstance(keys, Amount) else 1024) * (depth + values)
             case BlockMma(panel=Slice(_, (Amount(count), _)), format=format):
@@ -101,6 +104,12 @@ class Accesses:
                 self.block(put, stores)
                 if target is not None:
                     self.writes[target.array] = self.writes.get(target.array, 0.0) + stores
+            case Decode(rows=rows, keys=keys, count=count, at_query=at_query, mask=mask, put=put):
+                self.reads |= {each.array: inf for each in (statement.k, statement.v)}
+                queries = times * self.bound(rows)
+                self.block(at_query, queries * statement.depth)
+                self.block(mask, queries * self.bound(keys))
+                self.block(put, queries * (statement.values + 2) * self.bound(count))
             case BlockMma(_, q, scale, total, panel):
                 self.reads |= {each.place.array: inf for each in (q, scale, total, panel)}
 

@@ -36,9 +36,6 @@ TENSOR_BF16, FEW_BF16, STREAM_BF16 = (
 )
 TENSOR_F16 = Form("f16_mma", f16, f16, f32, 8, 1 << 40)
 TENSOR_F32_BF16, FEW_F32_BF16 = (Form(f"f32_bf16_{name}", f32, bf16, f32, 8, 1 << 40) for name in ("mma", "few"))
-# Attention of a few queries on tensor cores: products with keys have a sum for each of the three bf16; weighted sums of
-# values in up to 8 sums, of which one after another takes the next 16 keys.
-KEYS_BF16, VALUES_BF16 = (Form(f"f32_bf16_{name}", f32, bf16, f32, 8, 1 << 40) for name in ("keys", "values"))
 # FlashAttention: scores in the order of the instruction; weights, rounded to bf16, by values tile after tile of keys.
 # Where something is f32, operands and weights are sums of three bf16, and small products are added first.
 FLASH_BF16, FLASH_F32 = (Form(f"{each}_flash", each, each, f32, 8, 1 << 40) for each in (bf16, f32))

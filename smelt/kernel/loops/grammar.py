@@ -2,7 +2,7 @@
 prints it as source.
 
     Expr  := Var | Number | Amount | Affine | Quotient | Remainder | Load | Apply | Convert | Bitcast
-    Stmt  := For | While | If | Let | Declare | Set | Store | Tile | Transpose | Fold | Mma | BlockMma | Attend
+    Stmt  := For | While | If | Let | Declare | Set | Store | Tile | Transpose | Fold | Mma | BlockMma | Attend | Decode
              | Fail
     Level := "serial" (may be parallelised) | "ordered" | "core" (parallel over cores) | "lane" (vectorised)
              | "warp" (of a GPU: independent iterations on the warps of a block, else in order)
@@ -332,6 +332,49 @@ class Attend(Frozen):
     adjacent: bool = False
 
 
+class Decode(Frozen):
+    """Micro-kernel call (flash-decoding): a block of up to 8 queries over some chunks of keys, on a GPU.
+
+    Chunks are `first` and each `stride` chunks after it, `count` of them. Element `step` of query `row` is `query`,
+    times the scale. Key `key`, a multiple of 16, begins at `k`, its value at `v`, in bf16, with `depth` and `values`
+    adjacent elements; the next 15 follow, `k_step` and `v_step` apart. `whole`: there is memory for all of them.
+    `masked` is the score of (`row`, `key`) after masks, from `score`. `check`: 0 masks hide no chunk, 1 they are the
+    same for all queries, 2 anything else. `put` stores `element` `column` of query `row` of chunk `chunk`: weighted
+    values, the sum of the weights in column -1 and the maximum in -2, which is -inf where no query sees the chunk; then
+    there is nothing else. `adjacent`: not the elements of a key, but 16 keys are adjacent, and elements are `k_step`
+    apart.
+    """
+
+    rows: Expr
+    most: int  # rows
+    keys: Expr
+    depth: int
+    values: int
+    first: Expr
+    stride: Expr
+    count: Expr
+    row: Var
+    step: Var
+    at_query: tuple[Stmt, ...]
+    query: Expr
+    key: Var
+    at_key: tuple[Stmt, ...]
+    k: Place
+    v: Place
+    k_step: Expr
+    v_step: Expr
+    score: Var
+    mask: tuple[Stmt, ...]
+    masked: Expr
+    check: int
+    chunk: Var
+    column: Var
+    element: Var
+    put: tuple[Stmt, ...]
+    whole: bool
+    adjacent: bool = False
+
+
 class Fail(Frozen):
     """Leave the program with a status; `values` go into the record."""
 
@@ -340,7 +383,7 @@ class Fail(Frozen):
 
 
 Stmt: TypeAlias = (
-    For | While | If | Let | Declare | Set | Store | Tile | Transpose | Fold | Mma | BlockMma | Attend | Fail
+    For | While | If | Let | Declare | Set | Store | Tile | Transpose | Fold | Mma | BlockMma | Attend | Decode | Fail
 )
 
 TRUE = Number(True, i1)
@@ -524,7 +567,7 @@ def reads_memory(expr: Expr) -> bool:
 
 # ---- traversal of statements ----
 
-STATEMENTS = (For, While, If, Let, Declare, Set, Store, Tile, Transpose, Fold, Mma, BlockMma, Attend, Fail)
+STATEMENTS = (For, While, If, Let, Declare, Set, Store, Tile, Transpose, Fold, Mma, BlockMma, Attend, Decode, Fail)
 
 
 def _fields(*types: str) -> dict[type, tuple[str, ...]]:
@@ -575,7 +618,7 @@ def declared_variables(statement: Stmt) -> tuple[Var, ...]:
 
 def places(statement: Stmt) -> Iterator[Place]:
     """Where a statement itself reads or writes, besides the loads in its expressions. The first one is written, but
-    for `Attend`, which only reads."""
+    for `Attend` and `Decode`, which only read."""
     for name in _PLACES[type(statement)]:
         held = getattr(statement, name)
         yield held.place if isinstance(held, Slice) else held

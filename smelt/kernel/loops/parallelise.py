@@ -19,6 +19,7 @@ from smelt.kernel.loops.grammar import (
     BlockMma,
     Chunks,
     Declare,
+    Decode,
     Expr,
     Fold,
     For,
@@ -125,7 +126,7 @@ def _on_core(var: Var, extent: Expr, names: Sequence[Stmt], body: tuple[Stmt, ..
 
 def _is_leaf(statements: Sequence[Stmt]) -> bool:
     """Whether iterations may be vectorised: no loop or micro-kernel is inside, and no tile, which all would share."""
-    inner = For | While | Fold | Mma | BlockMma | Attend | Tile
+    inner = For | While | Fold | Mma | BlockMma | Attend | Decode | Tile
     return not any(isinstance(each, inner) for each in walk_statements(statements))
 
 

@@ -22,6 +22,7 @@ from smelt.kernel.loops.grammar import (
     Attend,
     BlockMma,
     Declare,
+    Decode,
     Expr,
     Fold,
     For,
@@ -50,11 +51,11 @@ from smelt.kernel.loops.grammar import (
     walk_statements,
 )
 from smelt.kernel.loops.tensor_tile import (
-    ATTEND,
     FEW_TENSOR,
     TENSOR,
     attend_bytes,
     attend_threads,
+    decode_bytes,
     ring_bytes,
     shares_memory,
     tile_rows,
@@ -202,7 +203,7 @@ def _stage(part: _Part, saved: Saved, room: int) -> Stage:
     body, var, extent, group = part.before, None, None, "warp"
     if part.loop is not None:
         body, var, extent, group = _place(part.loop)
-    elif _has(body, Mma | BlockMma | Attend) or _has_long_loops(body) or _has_long_folds(body):
+    elif _has(body, Mma | BlockMma | Attend | Decode) or _has_long_loops(body) or _has_long_folds(body):
         group = "block"
     before = _dependencies(part.repeated, body)
     used = {*used_variables((*before, *body)), *(each for each in _extent_variables(extent))}
@@ -210,7 +211,7 @@ def _stage(part: _Part, saved: Saved, room: int) -> Stage:
     kept = tuple((tile, at) for tile, at in saved.tiles if tile.name in named)
     outside = {tile for tile, _ in kept}
     found = [each for each in walk_statements(body) if isinstance(each, Tile) and each not in outside]
-    forms = (*TENSOR, *FEW_TENSOR, *ATTEND)
+    forms = (*TENSOR, *FEW_TENSOR)
     products = [
         each
         for each in walk_statements(body)
@@ -220,10 +221,14 @@ def _stage(part: _Part, saved: Saved, room: int) -> Stage:
     tiles: tuple[tuple[Tile, int], ...] = ()
     spilled: tuple[tuple[Tile, int], ...] = ()
     flash = next((each for each in walk_statements(body) if isinstance(each, Attend)), None)
+    decode = next((each for each in walk_statements(body) if isinstance(each, Decode)), None)
     if flash is not None:
         assert not found, "its block has no other tiles"
         threads = attend_threads(flash)
         ring = shared = attend_bytes(flash, room)
+    elif decode is not None:
+        assert not found, "its block has no other tiles"
+        ring = shared = decode_bytes(decode)
     elif products:
         ring, tiles, shared = _around(products, found, room, has_multiprocessors(extent))
     else:
@@ -272,7 +277,7 @@ def _place(loop: For) -> tuple[tuple[Stmt, ...], Var, Expr, Group]:
         return (*flat, "thread")
     few = not isinstance(rows := static_extent(loop.extent), int) or rows < MANY_ROWS
     large = sum(tile_bytes(each) for each in walk_statements(loop.body) if isinstance(each, Tile)) > SHARED_BY_WARPS
-    if _has(loop.body, Mma | BlockMma | Attend) or ((few or large) and _has_long_loops(loop.body)):
+    if _has(loop.body, Mma | BlockMma | Attend | Decode) or ((few or large) and _has_long_loops(loop.body)):
         return loop.body, loop.var, loop.extent, "block"
     shared = any(isinstance(each, Fold) and each.lanes > 1 for each in walk_statements(loop.body))
     shared = shared or any(isinstance(each, For) and each.level == "lane" for each in walk_statements(loop.body))
@@ -324,7 +329,7 @@ def _flatten(loop: For) -> tuple[tuple[Stmt, ...], Var, Expr] | None:
     if not (isinstance(inner, For) and inner.level == "lane"):
         return None
     scalars = all(isinstance(each, Let | Declare | Set | If) for each in walk_statements(names))
-    leaf = not any(isinstance(each, For | Fold | Tile | Attend) for each in walk_statements(inner.body))
+    leaf = not any(isinstance(each, For | Fold | Tile | Attend | Decode) for each in walk_statements(inner.body))
     if not (scalars and leaf and isinstance(loop.extent, Amount) and isinstance(inner.extent, Amount)):
         return None
     width: Size = inner.extent.size
@@ -423,7 +428,7 @@ def _round_up(size: int) -> int:
 
 def stores_to(statements: Sequence[Stmt]) -> set[int | str]:
     """The arrays that statements write."""
-    inside = (each for each in walk_statements(statements) if not isinstance(each, Attend))
+    inside = (each for each in walk_statements(statements) if not isinstance(each, Attend | Decode))
     return {place.array for each in inside for place in islice(places(each), 1)}
 
 
@@ -433,7 +438,7 @@ def reads_from(statements: Sequence[Stmt]) -> set[int | str]:
         load.place.array for each in walk_statements(statements) for expr in expressions(each) for load in loads(expr)
     }
     for each in walk_statements(statements):
-        if isinstance(each, Mma | BlockMma | Transpose | Attend):
+        if isinstance(each, Mma | BlockMma | Transpose | Attend | Decode):
             found.update(place.array for place in places(each))
     return found
 

@@ -13,19 +13,16 @@ from smelt.frozen import Frozen
 from smelt.kernel.loops.form import (
     FEW_BF16,
     FEW_F32_BF16,
-    KEYS_BF16,
     STREAM_BF16,
     TENSOR_BF16,
     TENSOR_F16,
     TENSOR_F32_BF16,
-    VALUES_BF16,
     Form,
 )
-from smelt.kernel.loops.grammar import Amount, Attend, BlockMma, Mma, Number, Split, Tile
+from smelt.kernel.loops.grammar import Amount, Attend, BlockMma, Decode, Mma, Number, Split, Tile
 
 TENSOR, FEW_TENSOR = (TENSOR_BF16, TENSOR_F16, TENSOR_F32_BF16), (FEW_BF16, FEW_F32_BF16, STREAM_BF16)
-ATTEND = KEYS_BF16, VALUES_BF16
-TILE_ROWS, FEW_ROWS, ATTEND_ROWS = 128, 32, 8
+TILE_ROWS, FEW_ROWS = 128, 32
 HALF_ROWS = 64  # of a tile where there are few of them
 WIDTHS = (64, 128, 256)  # columns of a tile
 STAGES = 8  # of the ring of operands, where there is room
@@ -59,12 +56,6 @@ def ring_bytes(mma: Mma | BlockMma, room: int, rows: int = TILE_ROWS, *, alone: 
         each = stage_bytes(mma.form, tile_columns(mma), rows, stage_steps(mma.form, alone=alone))
         most = STAGES if alone or mma.form.left.bits == 16 else STAGES // 2
         return min(most, room // each) * each
-    if mma.form is KEYS_BF16:
-        depth = mma.a.strides[0]
-        assert isinstance(depth, Number)
-        return 3 * 2 * min(few_rows(mma), ATTEND_ROWS) * int(depth.value.real)  # the queries as three bf16
-    if mma.form is VALUES_BF16:
-        return WARPS * min(few_rows(mma), ATTEND_ROWS) * few_columns(mma) * 4
     if mma.form is STREAM_BF16:
         return stream_stages(mma) * (stream_stage_bytes(mma) + STREAM_BARRIERS)
     return WARPS * few_rows(mma) * few_columns(mma) * 4  # the sums of every warp
@@ -205,3 +196,21 @@ def attend_bytes(attend: Attend, room: int) -> int:
 def attend_threads(attend: Attend) -> int:
     """A warp for 16 queries, and four that copy."""
     return 2 * attend.block + 128
+
+
+# ---- flash-decoding: a warp has 16 keys of a chunk ----
+
+DECODE_ROWS, DECODE_WARPS = 8, 8  # queries and warps of a block
+DECODE_KEYS = 16 * DECODE_WARPS  # of a chunk
+DECODE_DEEPEST = 256  # elements of a key, and of a value: registers hold them
+
+
+def decode_bytes(decode: Decode) -> int:
+    """The shared memory of a block: queries as three bf16; sums, maxima, totals and visible chunks of each warp."""
+    queries = decode.depth // 32 * (1024 if decode.most <= 4 else 2048)
+    return queries + DECODE_WARPS * (4 * decode.most * (decode.values + 2 + 2) + 4)
+
+
+def decode_blocks(decode: Decode) -> int:
+    """Blocks on a multiprocessor, so that registers hold what is being read."""
+    return 2 if decode.depth + decode.values <= DECODE_DEEPEST else 1

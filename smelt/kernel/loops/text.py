@@ -21,6 +21,7 @@ from smelt.kernel.loops.grammar import (
     BlockMma,
     Convert,
     Declare,
+    Decode,
     Expr,
     Fail,
     Fold,
@@ -91,6 +92,8 @@ def _statement(stmt: Stmt, pad: str, inside: int) -> list[str]:
             return [pad + _block_mma(stmt)]
         case Attend():
             return _attend(stmt, pad, inside)
+        case Decode():
+            return _decode(stmt, pad, inside)
         case Fail(status, values):
             return [f"{pad}fail {status} ({', '.join(map(text, values))})"]
 
@@ -144,6 +147,23 @@ def _attend(stmt: Attend, pad: str, inside: int) -> list[str]:
         f"{pad}  put {stmt.element.name} of column {stmt.column.name}:"
         if stmt.target is None
         else f"{pad}  put all columns at {_place(stmt.target)}:",
+        *lines(stmt.put, inside + 1),
+    ]
+
+
+def _decode(stmt: Decode, pad: str, inside: int) -> list[str]:
+    """The same for chunks of keys, without the division by the sum of weights."""
+    row, key, step, score = stmt.row.name, stmt.key.name, stmt.step.name, stmt.score.name
+    chunks = f"{text(stmt.count)} chunks from {text(stmt.first)} on, {text(stmt.stride)} apart"
+    return [
+        f"{pad}attention of {row} < {text(stmt.rows)} over {key} < {text(stmt.keys)} in {chunks}:",
+        *lines(stmt.at_query, inside),
+        f"{pad}  query {step} < {stmt.depth}: give {text(stmt.query)}",
+        *lines(stmt.at_key, inside),
+        f"{pad}  key {_place(stmt.k)}, {stmt.depth} each; {stmt.values} of {_place(stmt.v)}",
+        *lines(stmt.mask, inside),
+        f"{pad}  mask {score}: give {text(stmt.masked)}",
+        f"{pad}  put {stmt.element.name} of column {stmt.column.name} of chunk {stmt.chunk.name}:",
         *lines(stmt.put, inside + 1),
     ]
 
