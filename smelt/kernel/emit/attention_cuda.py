@@ -174,8 +174,10 @@ inline void smelt_attend(int number, char *ring, i64 rows, i64 keys, f32 scale, 
     OF_KEY = sizeof *smelt_key<ADJACENT>(key_at) == 2 ? 1 : 3,  // parts, as there are WEIGHTS parts of weights
     LEFT = smelt_plane(ROWS, DEPTH), RIGHT = smelt_plane(KEYS, DEPTH), RESULT = smelt_plane(KEYS, VALUES),
     DEEP = OF_KEY * RIGHT, WIDE = OF_VALUE * RESULT,
-    FREE = GROUPS == 3 ? 32 : OF_KEY * OF_VALUE == 1 ? 40 : 88,  // registers of a thread that copies, and of others
-    TAKEN = GROUPS == 1 ? 256 - FREE : GROUPS == 3 ? 160 : FREE == 40 ? 232 : 208
+    LIGHT = GROUPS == 1 && KEYS == 64 && WEIGHTS == 1 && DEPTH <= 64 && VALUES <= 64,  // three are on a multiprocessor
+    // Registers of a thread that copies, and of others.
+    FREE = GROUPS == 3 || LIGHT ? 32 : OF_KEY * OF_VALUE == 1 ? 40 : 88,
+    TAKEN = LIGHT ? 160 - FREE : GROUPS == 1 ? 256 - FREE : GROUPS == 3 ? 160 : FREE == 40 ? 232 : 208
   };
   char *const held_keys = ring + OF_QUERY * LEFT, *const held_values = held_keys + STAGES * DEEP;
   ui64 *const barriers = (ui64 *)(held_values + STAGES * WIDE);

@@ -65,6 +65,7 @@ from smelt.kernel.loops.tensor_tile import (
     STREAM_COLUMNS,
     TENSOR,
     WARPS,
+    attend_blocks,
     decode_blocks,
     few_columns,
     flash_parts,
@@ -219,8 +220,9 @@ class StagePrinter(Printer):
         decode = next((each for each in walk_statements(self.stage.body) if isinstance(each, Decode)), None)
         if decode is not None:
             return decode_blocks(decode)
-        if any(isinstance(each, Attend) and each.block == 64 for each in walk_statements(self.stage.body)):
-            return 2
+        attend = next((each for each in walk_statements(self.stage.body) if isinstance(each, Attend)), None)
+        if attend is not None:
+            return attend_blocks(attend)
         few = [each for each in products if isinstance(each, Mma) and each.form in FEW_TENSOR]
         by_blocks = [self.block_shape(each)[1] for each in products if isinstance(each, BlockMma)]
         return min((*by_blocks, *(resident_blocks(each) for each in few)), default=1)

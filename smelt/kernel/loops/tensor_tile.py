@@ -13,6 +13,7 @@ from smelt.frozen import Frozen
 from smelt.kernel.loops.form import (
     FEW_BF16,
     FEW_F32_BF16,
+    FLASH_BF16,
     STREAM_BF16,
     TENSOR_BF16,
     TENSOR_F16,
@@ -130,6 +131,9 @@ FLASH_KEYS = (128, 64, 32)  # keys of a tile: as many as there is room for
 # Up to this number of keys, half of it where heads are large, a block has 64 queries, and a multiprocessor two blocks,
 # which hide each other's waits. So it is where masks hide keys from small heads in bf16: fewer are multiplied in vain.
 SHORT_KEYS, SHORT_ROOM = 1024, 113 << 10  # and the bytes of shared memory for each of them
+# Up to this number of keys, twice as many with masks, tiles of small heads in bf16 have 64 keys, and a multiprocessor
+# has three blocks: most of the time of a block is its beginning and its end.
+LIGHT_KEYS, LIGHT_ROOM = 128, 75 << 10
 MOST_REGISTERS = {64: 144, 128: 176, 192: 128}  # of a thread, by queries: for results, scores and weights
 BARRIERS = 256  # bytes
 
@@ -156,9 +160,10 @@ class FlashTile(Frozen):
         parts, small = flash_parts(form.left), max(depth, values) <= 64
         short = isinstance(keys, int) and keys <= SHORT_KEYS // (1 if small else 2)
         short = short or (hides and small and parts == 1)
+        light = isinstance(keys, int) and keys <= LIGHT_KEYS * (2 if hides else 1) and small and parts == 1
         many = isinstance(queries, int) and queries >= MANY_QUERIES
         for rows in (64, 128) if short else (192, 128) if many else (128,):
-            for each in FLASH_KEYS if rows < 192 else FLASH_KEYS[:1]:
+            for each in FLASH_KEYS[1:] if light else FLASH_KEYS if rows < 192 else FLASH_KEYS[:1]:
                 tile = FlashTile(rows, each)
                 registers = (values // 2) * (1 if parts == 1 else 2) + each // 2 + parts * each // 4
                 registers -= 32 if parts > 1 and set(types[1:]) == {bf16} else 0  # which need few to be copied
@@ -183,9 +188,15 @@ def flash_bytes(depth: int, values: int, tile: FlashTile, types: Sequence[DType]
 def flash_stages(attend: Attend, room: int) -> int:
     """The tiles of keys, and of values, that are held at a time."""
     tile = FlashTile(attend.block, attend.tile)
-    bound = min(room, SHORT_ROOM) if attend.block == 64 else room
+    bound = min(room, {2: SHORT_ROOM, 3: LIGHT_ROOM}.get(attend_blocks(attend), room))
     sizes = attend.depth, attend.values, tile, attend.types
     return next(stages for stages in FLASH_STAGES if flash_bytes(*sizes, stages) <= bound)
+
+
+def attend_blocks(attend: Attend) -> int:
+    """Blocks on a multiprocessor."""
+    small = attend.tile == 64 and max(attend.depth, attend.values) <= 64 and attend.form is FLASH_BF16
+    return (3 if small else 2) if attend.block == 64 else 1
 
 
 def attend_bytes(attend: Attend, room: int) -> int:
