@@ -11,6 +11,7 @@ import dis
 import linecache
 import os
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
@@ -192,10 +193,14 @@ def _read_text(path: str) -> str:
     return "".join(linecache.getlines(path))
 
 
+_PARSING = threading.Lock()  # CPython before 3.11.8 and 3.12.2 counts nested nodes of all threads together, and fails
+
+
 @lru_cache(16)
 def _parse(path: str, text: str) -> ast.Module | None:
     try:
-        return ast.parse(text)
+        with _PARSING:
+            return ast.parse(text)
     except SyntaxError:
         return None
 
