@@ -190,8 +190,10 @@ class Copy:
         failed = [line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))]
         if not failed:
             return "killed", f"exit status {process.returncode}", tests
-        named = [each for each in tests if each in failed[0]]
-        return "killed", failed[0][:200], [max(named, key=len)] if named else tests
+        if named := [each for each in tests if each in failed[0]]:
+            return "killed", failed[0][:200], [max(named, key=len)]
+        # A mutant may change the names of cases; pytest says which test has no such case.
+        return "killed", failed[0][:200], [each for each in tests if each.partition("[")[0] in failed[0]] or tests
 
 
 def copy_repository(folder: Path) -> None:
