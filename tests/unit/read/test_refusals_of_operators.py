@@ -39,6 +39,8 @@ MOVES = [
     row(ShapeError, "Reshape: impossible sizes", "Reshape", "f32[2,3]", i64(-1, -1)),
     row(ShapeError, "Reshape: impossible sizes", "Reshape", "f32[2,3]", i64(-2, 3)),
     row(ShapeError, "Reshape: the number of elements changes", "Reshape", "f32[2,3]", i64(2, 2)),
+    row(ParseError, "Concat: inputs of different types", "Concat", i64(1), np.ones(1, np.int32), axis=0),
+    row(ParseError, "Concat: inputs of different types", "Concat", "f32[2]", "f64[2]", "f32[2]", axis=0),
     row(ShapeError, "Flatten: axis is out of range", "Flatten", "f32[2,3]", axis=3),
     row(ShapeError, "Flatten: axis is out of range", "Flatten", "f32[2,3]", axis=-3),
     row(StaticError, "Squeeze without axes of a tensor whose sizes are not fixed", "Squeeze", "f32[N,1]"),

@@ -227,6 +227,8 @@ def concat(g: Graph, *inputs: Item, axis: int) -> Item | Value:
         return Text(np.concatenate([each.array for each in inputs if isinstance(each, Text)], axis))
     tensors = [tensor_of(each) for each in inputs]
     place = axis_of(axis, tensors[0].rank)
+    if other := next((each for each in tensors if each.element != tensors[0].element), None):
+        raise ParseError("Concat: inputs of different types", expected=tensors[0].element, got=other.element)
     if all(each.known is not None and each.known.size <= SMALL for each in tensors):
         whole = np.concatenate([each.known.astype(object) for each in tensors if each.known is not None], place)
         if any(each.is_symbolic for each in tensors):
