@@ -375,4 +375,6 @@ class Decoder(Model):
 
 
 def _pick(made: Stepped) -> Picked:
-    return Picked(argmax(made.logits, "v").to(i32), made.logits.max("v"), *made)
+    best = argmax(made.logits, "v").to(i32)
+    top = made.logits.take_along(best.insert("v", 1), "v").squeeze("v")  # a NaN is the greatest, so it is picked
+    return Picked(best, top, *made)
