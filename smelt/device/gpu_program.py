@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -367,9 +368,9 @@ class GpuBound:
             )
         driver, whats = self._program.driver, [f"the input {name!r}" for name in names]
         given = [to_device(driver, *each) for each in zip(inputs, shapes, whats, strict=True)]
-        donated = [place - len(held) for place in entry.donated]
-        for i in donated:
-            if any(each.block is given[i].block for at, each in enumerate((*given, *held)) if at != i):
+        times = Counter(id(each.block) for each in (*given, *held)) if entry.donated else {}
+        for i in (place - len(held) for place in entry.donated):
+            if times[id(given[i].block)] > 1:
                 raise RunError(f"the input {names[i]!r} is donated and given twice", remedy=".copy() one of them")
         return given
 
