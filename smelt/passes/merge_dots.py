@@ -110,7 +110,7 @@ def _can_merge(edit: Edit, op: Op, weights: set[Value]) -> bool:
     count = panels.shape.sizes[1]
     width = Layout.parse(op.attrs["layout"]).axes[-1][0].size if "layout" in op.attrs else COLUMNS
     rows = op.result.shape.sizes[1]
-    few = isinstance(rows, int) and rows <= FEW_ROWS
+    few = (isinstance(rows, int) and rows <= FEW_ROWS) or op.name == "smelt.packed_block_dot"
     whole = isinstance(columns, int) and columns == count * width and (few or columns < MANY_COLUMNS)
     return whole and panels.shape.sizes[0] == 1 and _depends_on(edit, panels, weights)
 

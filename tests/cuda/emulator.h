@@ -94,25 +94,33 @@ static void multiply_fragments(float *c, const unsigned *a, const unsigned *b, f
 static void smelt_mma_sync(float *c, const unsigned *a, const unsigned *b) { multiply_fragments(c, a, b, bf16); }
 static void smelt_mma_sync_f16(float *c, const unsigned *a, const unsigned *b) { multiply_fragments(c, a, b, f16); }
 
-// mma.sync.m16n8k32 of bytes: the left ones have no sign, the right ones do.
-static void smelt_mma_bytes(int *c, const unsigned *a, const unsigned *b) {
+// mma.sync.m16n8k32 of bytes, without sums to add to: the left ones may have a sign, the right ones do.
+template <bool SIGNED> static void smelt_mma_bytes(int *c, const unsigned *a, const unsigned *b) {
   memcpy(left_words[current], a, 16);
   memcpy(right_words[current], b, 8);
   __syncwarp();
   const int first = current / WARP * WARP, group = current % WARP / 4, member = current % 4;
   for (int e = 0; e < 4; e++) {
     const int row = group + e / 2 * 8, column = 2 * member + e % 2;
+    c[e] = 0;
     for (int k = 0; k < 32; k++) {
-      const unsigned x = left_words[first + row % 8 * 4 + k % 16 / 4][row / 8 + k / 16 * 2];
+      const unsigned x = left_words[first + row % 8 * 4 + k % 16 / 4][row / 8 + k / 16 * 2] >> k % 4 * 8;
       const unsigned y = right_words[first + column * 4 + k % 16 / 4][k / 16];
-      c[e] += (int)(unsigned char)(x >> k % 4 * 8) * (signed char)(y >> k % 4 * 8);
+      c[e] += (SIGNED ? (int)(signed char)x : (int)(unsigned char)x) * (signed char)(y >> k % 4 * 8);
     }
   }
   __syncwarp();
 }
-struct smelt_pair;
-template <class W = smelt_pair> static W smelt_read_pair(const void *from) { return *(const W *)from; }
+static void smelt_mma_sync_int8(int *c, const unsigned *a, const unsigned *b) {
+  int more[4];
+  smelt_mma_bytes<false>(more, a, b);
+  for (int e = 0; e < 4; e++) c[e] += more[e];
+}
+struct smelt_two_words;
+template <class W = smelt_two_words> static W smelt_read_pair(const void *from) { return *(const W *)from; }
 static unsigned smelt_read_word(const void *from) { return *(const unsigned *)from; }
+static int smelt_byte(unsigned word, int at) { return (signed char)(word >> 8 * at); }
+static unsigned smelt_rotate(unsigned word, int by) { return word << (by & 31) | word >> (-by & 31); }
 static float smelt_widen_half(unsigned x) { _Float16 h; memcpy(&h, &x, 2); return h; }
 static unsigned __byte_perm(unsigned x, unsigned y, unsigned places) {
   const unsigned long long both = (unsigned long long)y << 32 | x;
@@ -204,6 +212,16 @@ template <int COUNT> static void smelt_wgmma(float (&d)[COUNT], unsigned long lo
 template <int COUNT> static void smelt_wgmma_f16(float (&d)[COUNT], unsigned long long a, unsigned long long b) {
   products[current].push_back({d, 2 * COUNT, a, b, false, false, false, {}, f16});
 }
+static float raw(unsigned word, int) { return word; }  // two bytes
+template <int COUNT> static void smelt_wgmma_int8(int (&d)[COUNT], unsigned long long a, unsigned long long b) {
+  products[current].push_back({(float *)d, 2 * COUNT, a, b, false, false, false, {}, raw});
+}
+static void multiply_bytes(int *d, const Product &of, int row, int column) {
+  for (int k = 0; k < 16; k++) {
+    const unsigned x = described(of.a, row, k, raw), y = described(of.b, column, k, raw);
+    for (int i = 0; i < 16; i += 8) *d += (int)(unsigned char)(x >> i) * (signed char)(y >> i);
+  }
+}
 template <int ADJACENT, int COUNT> static void smelt_wgmma_scores(
     float (&d)[COUNT], unsigned long long a, unsigned long long b, int more) {
   products[current].push_back({d, 2 * COUNT, a, b, !more, false, ADJACENT});
@@ -229,6 +247,10 @@ template <int N> static void smelt_wgmma_wait() {
       for (int i = 0; i < all[p].columns / 2; i++) {
         const int inside = current % 32 / 4 + i / 2 % 2 * 8, row = current % 128 / 32 * 16 + inside;
         const int column = i / 4 * 8 + current % 4 * 2 + i % 2;
+        if (all[p].element == raw) {
+          multiply_bytes((int *)all[p].d + i, all[p], row, column);
+          continue;
+        }
         if (all[p].replaces) all[p].d[i] = 0;
         for (int k = 0; k < 16; k++) {
           const unsigned *words = products[current / WARP * WARP + inside % 8 * 4 + k % 8 / 2][p].left;

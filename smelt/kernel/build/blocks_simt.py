@@ -2,20 +2,142 @@
 
 Chunks have different sizes for up to 8 rows (decoding), up to 32, and more; if the number of rows is dynamic, all three
 kernels are built, and each call selects one. The micro-kernel is `emit/blocks_cuda.py`.
+
+`smelt.round_blocks` computes every element of its operand once: a warp rounds a run of 32. Where they depend on a
+reduction of their row (a norm), a thread block takes the row, so that both are one launch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from smelt.dim import Size, ceildiv, floordiv, minimum
-from smelt.dtype import f32
-from smelt.ir.core import Op
+from smelt.dtype import f32, i8, i32, i64
+from smelt.ir.blocks import RUN
+from smelt.ir.core import Op, Value
+from smelt.ir.ops.packed_blocks import LEAST, MOST
 from smelt.kernel.build.blocks import row_slices
 from smelt.kernel.build.gemm import axis_stride, element_place
 from smelt.kernel.build.gemm_simt import Tiled, at_most
 from smelt.kernel.build.sinks import Output, simt_sink
-from smelt.kernel.loops.grammar import Amount, BlockMma, Number, Slice, add, scale
-from smelt.kernel.loops.nest import Nest, tensor
-from smelt.kernel.loops.tensor_tile import BLOCK_COLUMNS, BLOCK_ROWS
+from smelt.kernel.loops.grammar import Amount, Bitcast, BlockMma, Expr, Fold, Number, Slice, add, scale, split
+from smelt.kernel.loops.nest import Index, Nest, flat, tensor
+from smelt.kernel.loops.simt import MULTIPROCESSORS
+from smelt.kernel.loops.tensor_tile import BLOCK_COLUMNS, BLOCK_ROWS, block_stages
+from smelt.target import WARPGROUPS
+
+# Shares of K, and the blocks up to which there are more of them: a multiprocessor needs many warps to hide its waits.
+SHARES, MANY_SHARES, FEW_BLOCKS = 8, 16, MULTIPROCESSORS
+PITCH = RUN + 1  # of the runs of a row in shared memory: threads that read one each use different banks
+
+
+@simt_sink("smelt.round_blocks")
+def round_blocks(nest: Nest, op: Op, output: Output) -> None:
+    (x,) = op.operands
+    groups, rows, depth = tensor(x).sizes
+    if isinstance(depth, int) and _depends_on_reduction(nest, x):
+        _round_rows(nest, op, output, depth)
+        return
+    integers = output.targets[0]
+    with nest.loops((groups, rows, ceildiv(depth, RUN))) as (g, row, run):
+        held, first = nest.tile("run", f32, RUN), scale(run, RUN)
+        with nest.loop(RUN, "lane") as at:
+            nest.write(held, at, nest.pull(x, (g, row, add(first, at))))
+
+        def element(at: Expr) -> Expr:
+            return nest.read(held, at, f32)
+
+        factor = _round_run(nest, op, output, element, (g, row, run))
+        with nest.loop(RUN, "lane") as at:
+            place = flat((g, row, add(first, at)), (groups, rows, depth))
+            nest.store(integers, place, nest.convert(_integer(nest, element(at), factor), i8))
+
+
+def _round_rows(nest: Nest, op: Op, output: Output, depth: int) -> None:
+    """A block rounds a row: threads compute its elements, then each has a run, and at last they store integers."""
+    (x,) = op.operands
+    groups, rows, _ = tensor(x).sizes
+    with nest.loops((groups, rows)) as (g, row):
+        held, factors = nest.tile("row", f32, depth // RUN * PITCH), nest.tile("factors", f32, depth // RUN)
+
+        def element(at: Expr) -> Expr:
+            run, inside = split(at, RUN)
+            return nest.read(held, add(scale(run, PITCH), inside), f32)
+
+        with nest.loop(depth, "lane") as at:
+            run, inside = split(at, RUN)
+            nest.write(held, add(scale(run, PITCH), inside), nest.pull(x, (g, row, at)))
+        with nest.loop(depth // RUN, "lane") as run:
+            first = nest.let(scale(run, PITCH))
+            read = partial(_read_after, nest, held, first)
+            nest.write(factors, run, _round_run(nest, op, output, read, (g, row, run)))
+        with nest.loop(depth, "lane") as at:
+            factor = nest.read(factors, split(at, RUN)[0], f32)
+            place = flat((g, row, at), (groups, rows, depth))
+            nest.store(output.targets[0], place, nest.convert(_integer(nest, element(at), factor), i8))
+
+
+def _read_after(nest: Nest, held: str, first: Expr, at: Expr) -> Expr:
+    return nest.read(held, add(first, at), f32)
+
+
+def _depends_on_reduction(nest: Nest, value: Value) -> bool:
+    """Whether a value that has no buffer is computed from a reduction that has none."""
+    stack, seen = [value], set[Value]()
+    while stack:
+        each = stack.pop()
+        if each.op is None or each in nest.stored or each in seen:
+            continue
+        if each.op.name == "stablehlo.reduce":
+            return True
+        seen.add(each)
+        stack += each.op.operands
+    return False
+
+
+def _round_run(nest: Nest, op: Op, output: Output, element: Callable[[Expr], Expr], index: Index) -> Expr:
+    """Store the scale of a run of 32 elements, and the sums of its groups; what its elements are multiplied by."""
+    _, scales, totals = output.targets
+    group, zero = op.attrs["group"], op.attrs["zero"]
+    groups, rows, depth = tensor(op.operands[0]).sizes
+    *row, run = index
+    # Positive floats are ordered as integers are, and the largest integer needs no order.
+    bits = _fold_here(nest, "maximum", RUN, lambda at: nest.let(Bitcast(nest.apply("abs", element(at)), i32)))
+    step = nest.apply("divide", nest.let(Bitcast(bits, f32)), Number(float(MOST), f32))
+    small = nest.less(step, Number(float(LEAST), f32))
+    inverse = nest.apply("divide", Number(1.0, f32), step)
+    factor = nest.apply("select", small, Number(0.0, f32), inverse, dtype=f32)
+    nest.store(scales, flat(index, (groups, rows, ceildiv(depth, RUN))), step)
+
+    def term(first: int, at: Expr) -> Expr:
+        return _integer(nest, element(add(at, first)), factor)
+
+    for part in range(RUN // group):
+        total = _fold_here(nest, "add", group, partial(term, part * group))
+        if zero:
+            total = nest.apply("multiply", total, Number(-zero, i32))
+        else:
+            total = nest.apply("multiply", step, nest.convert(total, f32))
+        here = (*row, add(scale(run, RUN // group), part))
+        nest.store(totals, flat(here, (groups, rows, ceildiv(depth, group))), total)
+    return factor
+
+
+def _integer(nest: Nest, element: Expr, factor: Expr) -> Expr:
+    return nest.convert(nest.apply("round_nearest_even", nest.apply("multiply", element, factor)), i32)
+
+
+def _fold_here(nest: Nest, function: str, count: int, term: Callable[[Expr], Expr]) -> Expr:
+    """The sum or the largest of integers that depend on a tile: in this scope, after the tile is written."""
+    with nest.inner() as scope:
+        at = nest.var(i64, count, "at")
+        nest.places[at] = scope
+        value = term(at)
+    total = nest.var(i32, stem="total")
+    nest.emit(Fold(at, Amount(count), tuple(scope.statements), value, total, function, Number(0, i32)))
+    nest.places[total] = nest.scope
+    return total
 
 
 @simt_sink("smelt.packed_block_dot")
@@ -36,6 +158,11 @@ def _chunks(nest: Nest, op: Op, output: Output, most: int, here: Size) -> None:
     held, _, blocks, size = tensor(panels).sizes
     columns = tensor(op.result).sizes[2]
     wide, per_panel = BLOCK_COLUMNS, BLOCK_COLUMNS // 2
+    tiles = groups * ceildiv(columns, wide)
+    count = tiles if isinstance(tiles, int) else 0
+    shares = MANY_SHARES if 0 < count <= FEW_BLOCKS else SHARES
+    streams = WARPGROUPS in nest.target.features and most <= BLOCK_ROWS[0]
+    stages = block_stages(op.attrs["format"], most, shares, count)[0] if streams else 0
     with nest.loops((groups * here, ceildiv(columns, wide), ceildiv(rows, most))) as (group, number, chunk):
         first, before = nest.let(scale(chunk, most)), nest.let(scale(number, wide))
         used, there = at_most(nest, most, rows, first), at_most(nest, wide, columns, before)
@@ -45,5 +172,5 @@ def _chunks(nest: Nest, op: Op, output: Output, most: int, here: Size) -> None:
         place = element_place(nest, op, panels, (Number(0) if held == 1 else group, panel, Number(0), Number(0)))
         strides = (Amount(size), Number(1), axis_stride(nest, op, panels, 1))
         records = Slice(place, (Amount(blocks), Amount(size), Number(1)), strides)
-        nest.emit(BlockMma(tile.sums, q, scales, totals, records, op.attrs["format"], most))
+        nest.emit(BlockMma(tile.sums, q, scales, totals, records, op.attrs["format"], most, shares, count, stages))
         tile.store(nest, op, output, f32, lambda row, column: (group, add(first, row), column))

@@ -1,40 +1,51 @@
 """CUDA micro-kernels of block-quantised weights, on int8 tensor cores: `smelt_blocks_FORMAT`.
 
-Weights are loaded straight into registers (`ir.block_layout`). A warp computes 32 columns, which are two panels, and
-every eighth block of K; a unit is 32 steps of it. A thread reads 8 steps of 4 adjacent columns, which are the left
-operands of two `mma.sync`; integers may be summed in any order. The sums of a unit are scaled and added up in f32. The
-sums of the eight warps are added in order, so bits do not depend on the number of rows. Device functions in front of
-`SUMS` have counterparts in the tests' emulator.
+Weights are loaded straight into registers (`ir.block_layout`). A warp computes 32 columns, which are two panels, and a
+share of K: every eighth or sixteenth block of it. A unit is 32 steps. A thread reads 8 steps of 4 adjacent columns,
+which are the left operands of two `mma.sync`; integers may be summed in any order. Codes with a zero are signed bytes,
+shifted up so that the zero is 128. The sums of a unit are multiplied by the integers of their groups, scaled, and
+added up in f32. The sums of shares are added in order, so bits do not depend on the number of rows. Device functions in
+front of `SUMS` have counterparts in the tests' emulator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from smelt.ir.block_layout import COLUMNS, LINE, STEPS, Layout, Plane
 from smelt.ir.blocks import BLOCKS, RUN
-from smelt.kernel.loops.grammar import BlockMma
-from smelt.kernel.loops.tensor_tile import BLOCK_ROWS
+from smelt.kernel.loops.grammar import Amount, BlockMma, Expr
+from smelt.kernel.loops.simt import MULTIPROCESSORS
+from smelt.kernel.loops.tensor_tile import BLOCK_ROWS, block_stages, block_threads, chunk_records
 
 PREFIX = "smelt_blocks_"
 INSTRUCTIONS = """\
-struct __align__(8) smelt_pair { ui32 x[2]; };
+struct __align__(8) smelt_two_words { ui32 x[2]; };
 #ifdef __CUDACC__
-inline void smelt_mma_bytes(i32 *c, const ui32 *a, const ui32 *b) {
-  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9},"
-      " {%0, %1, %2, %3};" : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+template <bool SIGNED> inline void smelt_mma_bytes(i32 *c, const ui32 *a, const ui32 *b) {  // c = a * b
+  if (SIGNED)
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9},"
+        " {%10, %10, %10, %10};" : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(0));
+  else
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9},"
+        " {%10, %10, %10, %10};" : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(0));
 }
 inline ui32 smelt_read_word(const void *from) {  // now: no compiler moves it to where it is used
   ui32 to;
   asm volatile("ld.global.u32 %0, [%1];" : "=r"(to) : "l"(from) : "memory");
   return to;
 }
-inline smelt_pair smelt_read_pair(const void *from) {
-  smelt_pair to;
+inline smelt_two_words smelt_read_pair(const void *from) {
+  smelt_two_words to;
   asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(to.x[0]), "=r"(to.x[1]) : "l"(from) : "memory");
   return to;
 }
+inline i32 smelt_byte(ui32 word, int at) {  // with its sign
+  i32 y;
+  asm("prmt.b32 %0, %1, 0, %2;" : "=r"(y) : "r"(word), "r"(0x8880 + 0x1111 * at));
+  return y;
+}
+inline ui32 smelt_rotate(ui32 word, int by) { return __funnelshift_l(word, word, by); }
 inline f32 smelt_widen_half(ui32 x) {
   f32 y;
   asm("{ .reg .b16 h; cvt.u16.u32 h, %1; cvt.f32.f16 %0, h; }" : "=f"(y) : "r"(x));
@@ -43,7 +54,6 @@ inline f32 smelt_widen_half(ui32 x) {
 #endif
 """
 SUMS = """\
-inline f32 smelt_byte_to_f32(ui32 word, int at) { return (f32)(i8)(word >> 8 * at); }
 // Four codes of four bits, which are the places of bytes in a table.
 inline ui32 smelt_look_up(ui32 codes, ui32 t0, ui32 t1, ui32 t2, ui32 t3) {
   ui32 places = (codes | codes >> 4) & 0x00ff00ffu;
@@ -51,154 +61,304 @@ inline ui32 smelt_look_up(ui32 codes, ui32 t0, ui32 t1, ui32 t2, ui32 t3) {
   const ui32 high = (codes >> 3 & 0x01010101u) * 255;
   return (__byte_perm(t0, t1, places) & ~high) | (__byte_perm(t2, t3, places) & high);
 }
-// Up to ROWS rows [row, k] of i8 by 32 columns. U: a unit of a format, as a thread holds it. Weights come DEEP units
-// ahead; up to 8 rows as well, more come from a cache when they are needed.
-template <class U, int ROWS, int DEEP> inline void smelt_block_rows(int lane, char *ring, i64 rows, const i8 *q,
-    i64 q_row, const f32 *scale, i64 scale_row, const typename U::Total *total, i64 total_row, const ui8 *w, i64 panel,
-    i64 blocks, f32 *acc, i64 width, i64 columns) {
-  enum { PARTS = U::GROUPS, UNITS = U::UNITS, GROUPS = (ROWS + 7) / 8, SIDES = ROWS == 1 ? 1 : 2 };
-  enum { AHEAD = GROUPS == 1 ? DEEP : 1 };
-  const int warp = lane / 32, group = lane % 32 / 4, member = lane % 4;
-  const int units = (int)((blocks - warp + 7) / 8) * UNITS;  // of this warp
-  const ui8 *from = w + (group < 4 || columns <= 16 ? 0 : panel) + warp * (i64)U::BYTES;  // one panel may not be there
-  struct Left { smelt_pair q[GROUPS]; ui32 scale[GROUPS][2], total[GROUPS][2][PARTS]; };
-  U y[DEEP];
-  Left x[AHEAD];
-  f32 sum[GROUPS][4][2] = {};
-  int next = 0;  // the unit of its block that is loaded next
-  const auto load_weights = [&](U &to) {
-    to.load(from, next, member, group % 4);
-    if (++next == UNITS) { next = 0; from += 8 * U::BYTES; }
-  };
-  const auto load_rows = [&](Left &to, int at) {
-    const int unit = (warp + at / UNITS * 8) * UNITS + at % UNITS;
+// A share of K has every SHARES-th chunk of it: U::UNITS units, which are adjacent. U: a unit of a format, as a thread
+// holds it; U::Head: what a block of several units has besides.
+template <class U, int SHARES> inline int smelt_count_units(int share, i64 blocks) {
+  const int chunks = (int)((blocks + U::RECORDS - 1) / U::RECORDS), own = (chunks - share + SHARES - 1) / SHARES;
+  const int missing = own > 0 && (chunks - 1) % SHARES == share ? chunks * U::RECORDS - (int)blocks : 0;
+  return own * U::UNITS - missing;
+}
+// What a thread needs of the rows for a unit: 8 steps of one row, the scale and the totals of one or two.
+template <class U, int ROWS> struct smelt_block_left {
+  enum { PARTS = U::GROUPS, GROUPS = (ROWS + 7) / 8, SIDES = ROWS == 1 ? 1 : 2 };
+  smelt_two_words q[GROUPS];
+  ui32 scale[GROUPS][2], total[GROUPS][2][PARTS];
+};
+// Rows [row, k] of i8, from the units of a share on.
+template <class U, int ROWS> struct smelt_block_at {
+  typedef smelt_block_left<U, ROWS> Left;
+  const i8 *q;
+  const f32 *scale, *total;
+  i64 q_row, scale_row, total_row;
+  int group, member, rows;
+  inline void advance(int units) {
+    q += units * 32;
+    scale += units;
+    total += units * Left::PARTS;
+  }
+  inline void load(Left &to, int i) const {
 #pragma unroll
-    for (int g = 0; g < GROUPS; g++) {
-      const int mine = 8 * g + group;
-      to.q[g] = smelt_pair{};
-      if (mine < (int)rows) to.q[g] = smelt_read_pair(q + (mine * (int)q_row + unit * 32 + 8 * member));
+    for (int g = 0; g < Left::GROUPS; g++) {
+      if (8 * g + group < rows) to.q[g] = smelt_read_pair(q + 8 * g * q_row + i * 32);
 #pragma unroll
-      for (int e = 0; e < SIDES; e++) {
-        const int r = 8 * g + 2 * member + e;
-        const bool there = r < (int)rows;
-        to.scale[g][e] = there ? smelt_read_word(scale + (r * (int)scale_row + unit)) : 0;
+      for (int e = 0; e < Left::SIDES; e++) {
+        const int r = 8 * g + e;
+        if (r + 2 * member >= rows) continue;
+        to.scale[g][e] = smelt_read_word(scale + r * scale_row + i);
 #pragma unroll
-        for (int p = 0; p < PARTS; p++)
-          to.total[g][e][p] =
-              U::TOTALS && there ? smelt_read_word(total + (r * (int)total_row + unit * PARTS + p)) : 0;
+        for (int p = 0; p < Left::PARTS; p++)
+          if (U::MINIMUM) to.total[g][e][p] = smelt_read_word(total + r * total_row + i * Left::PARTS + p);
       }
     }
-  };
-  const auto multiply = [&](const U &weights, const Left &now) {
-    ui32 low[4], high[4];
-    weights.codes(member, low, high);
-#pragma unroll
-    for (int p = 0; p < PARTS; p++) {
-      f32 factor[4], less[4];
-      weights.factors(p, factor, less);
-      const ui32 mask = PARTS == 1 || member / 2 == p ? 0xffffffffu : 0;  // whose steps belong to the group
-#pragma unroll
-      for (int g = 0; g < GROUPS; g++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-          const ui32 u[4] = {low[2 * half] & mask, low[2 * half + 1] & mask,
-                             high[2 * half] & mask, high[2 * half + 1] & mask};
-          i32 c[4];
-#pragma unroll
-          for (int e = 0; e < 4; e++) c[e] = U::ZERO && e % 2 < SIDES ? (i32)now.total[g][e % 2][p] : 0;
-          smelt_mma_bytes(c, u, now.q[g].x);
-#pragma unroll
-          for (int e = 0; e < 4; e += 3 - SIDES) {
-            const int j = 2 * half + e / 2;
-            f32 term = (factor[j] * __uint_as_float(now.scale[g][e % 2])) * (f32)c[e];
-            if (U::MINIMUM) {
-              const f32 more = less[j] * __uint_as_float(now.total[g][e % 2][p]);
-              term = U::SUBTRACTS ? term - more : term + more;
-            }
-            sum[g][j][e % 2] += term;
-          }
-        }
-    }
-  };
-#pragma unroll
-  for (int i = 0; i < DEEP; i++)
-    if (i < units) load_weights(y[i]);  // which no launch writes
-  smelt_await();
-  if (AHEAD > 1)
-#pragma unroll
-    for (int i = 0; i < AHEAD; i++)
-      if (i < units) load_rows(x[i], i);
-  int at = 0;
-#pragma unroll 1
-  for (; at + 2 * DEEP <= units; at += DEEP)  // as many units again are there: units wait for no others
-#pragma unroll
-    for (int i = 0; i < DEEP; i++) {
-      Left &now = x[AHEAD > 1 ? i : 0];
-      if (AHEAD == 1) load_rows(now, at + i);
-      multiply(y[i], now);
-      load_weights(y[i]);
-      if (AHEAD > 1) load_rows(now, at + DEEP + i);
-    }
-#pragma unroll 1
-  for (; at < units; at += DEEP)
-#pragma unroll
-    for (int i = 0; i < DEEP; i++) {
-      Left &now = x[AHEAD > 1 ? i : 0];
-      if (at + i < units) {
-        if (AHEAD == 1) load_rows(now, at + i);
-        multiply(y[i], now);
-      }
-      if (at + DEEP + i < units) {
-        load_weights(y[i]);
-        if (AHEAD > 1) load_rows(now, at + DEEP + i);
-      }
-    }
-  f32 *const part = (f32 *)ring;  // the sums of every warp, which are added in order
+  }
+};
+template <class U, int ROWS> inline smelt_block_at<U, ROWS> smelt_start_rows(int share, int lane, i64 rows, const i8 *q,
+    i64 q_row, const f32 *scale, i64 scale_row, const f32 *total, i64 total_row) {
+  const int group = lane % 32 / 4, member = lane % 4;
+  return {q + (group * q_row + share * (U::UNITS * 32) + 8 * member),
+      scale + (2 * member * scale_row + share * U::UNITS),
+      total + (2 * member * total_row + share * (U::UNITS * U::GROUPS)),
+      q_row, scale_row, total_row, group, member, (int)rows};
+}
+// Sums of 4 columns and of one or two rows of each group of eight, scaled.
+template <class U, int ROWS> inline void smelt_block_multiply(const U &weights, const typename U::Head &head,
+    const smelt_block_left<U, ROWS> &now, int member, f32 (&sum)[smelt_block_left<U, ROWS>::GROUPS][4][2]) {
+  enum { PARTS = U::GROUPS, GROUPS = (ROWS + 7) / 8, SIDES = ROWS == 1 ? 1 : 2 };
+  ui32 low[4], high[4];
+  weights.codes(member, low, high);
+  f32 factor[4], less[PARTS][4];
+  weights.factors(head, factor, less);
 #pragma unroll
   for (int g = 0; g < GROUPS; g++)
 #pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const ui32 u[4] = {low[2 * half], low[2 * half + 1], high[2 * half], high[2 * half + 1]};
+      i32 c[PARTS][4];
+#pragma unroll
+      for (int p = 0; p < PARTS; p++) {
+        const ui32 mask = PARTS == 1 || member / 2 == p ? 0xffffffffu : 0;  // whose steps belong to the group
+        const ui32 v[2] = {now.q[g].x[0] & mask, now.q[g].x[1] & mask};
+        smelt_mma_bytes<U::SIGNED>(c[p], u, v);
+      }
+#pragma unroll
+      for (int e = 0; e < 4; e += 3 - SIDES) {
+        const int j = 2 * half + e / 2;
+        i32 whole = c[0][e];
+        if (PARTS > 1) {
+          whole = 0;
+#pragma unroll
+          for (int p = 0; p < PARTS; p++) whole += weights.integer(p, j) * c[p][e];
+        }
+        f32 &to = sum[g][j][e % 2];
+        to = fmaf(factor[j] * __uint_as_float(now.scale[g][e % 2]), (f32)whole, to);
+        if (U::MINIMUM)
+#pragma unroll
+          for (int p = 0; p < PARTS; p++) {
+            const f32 more = __uint_as_float(now.total[g][e % 2][p]);
+            to = fmaf(U::SUBTRACTS ? -less[p][j] : less[p][j], more, to);
+          }
+      }
+    }
+}
+template <class U, int ROWS> inline void smelt_keep_share(int share, int lane, f32 *part, i64 rows,
+    const f32 (&sum)[smelt_block_left<U, ROWS>::GROUPS][4][2]) {
+  const int group = lane % 32 / 4, member = lane % 4;
+#pragma unroll
+  for (int g = 0; g < smelt_block_left<U, ROWS>::GROUPS; g++)
+#pragma unroll
     for (int j = 0; j < 4; j++)
 #pragma unroll
-      for (int e = 0; e < SIDES; e++) {
+      for (int e = 0; e < smelt_block_left<U, ROWS>::SIDES; e++) {
         const int r = 8 * g + 2 * member + e, c = 4 * group + j;
-        if (r < rows) part[(warp * rows + r) * 32 + c] = sum[g][j][e];
+        if (r < rows) part[(share * rows + r) * 32 + c] = sum[g][j][e] * U::shrink();
       }
-  __syncthreads();
-  for (int at = lane; at < rows * 32; at += 256) {
+}
+template <int SHARES> inline void smelt_add_shares(int lane, int threads, const f32 *part, i64 rows, f32 *acc,
+    i64 width, i64 columns) {
+  for (int at = lane; at < rows * 32; at += threads) {
     const int r = at / 32, c = at % 32;
     if (c >= columns) continue;
-    f32 total = part[at];
+    f32 sum = part[at];
 #pragma unroll
-    for (int s = 1; s < 8; s++) total += part[s * rows * 32 + at];
-    acc[r * width + c] = total;  // the tile of sums may begin where the parts do, with rows of the same width
+    for (int s = 1; s < SHARES; s++) sum += part[s * rows * 32 + at];
+    acc[r * width + c] = sum;  // the tile of sums may begin where the parts do, with rows of the same width
   }
 }
+// Up to ROWS rows by 32 columns, from memory to registers: weights come DEEP units ahead; up to 8 rows as well, more
+// come from a cache when they are needed. EXACT: every share has a multiple of DEEP units.
+template <class U, int ROWS, int DEEP, bool EXACT, int SHARES> inline void smelt_block_share(int share, int lane,
+    f32 *part, i64 rows, const i8 *q, i64 q_row, const f32 *scale, i64 scale_row, const f32 *total, i64 total_row,
+    const ui8 *w, i64 panel, i64 blocks, i64 columns) {
+  enum { UNITS = U::UNITS, AHEAD = ROWS <= 8 ? DEEP : 1 };
+  const int group = lane % 32 / 4, member = lane % 4, units = smelt_count_units<U, SHARES>(share, blocks);
+  const ui8 *const from = w + (group < 4 || columns <= 16 ? 0 : panel) + share * (i64)U::BYTES;  // a panel may miss
+  U y[DEEP];
+  typename U::At at_weights;
+  typename U::Head head, next;
+  smelt_block_left<U, ROWS> x[AHEAD] = {};
+  f32 sum[smelt_block_left<U, ROWS>::GROUPS][4][2] = {};
+  // What is read next: weights and rows, which have their own place in a chunk.
+  int weights_in_chunk = 0, rows_in_chunk = 0;
+  at_weights.start(from, member, group % 4);
+  const ui8 *at_head = from;
+  auto at_rows = smelt_start_rows<U, ROWS>(share, lane, rows, q, q_row, scale, scale_row, total, total_row);
+  const auto is_last = [&](int &in_chunk) {
+    in_chunk = UNITS == DEEP || in_chunk + DEEP == UNITS ? 0 : in_chunk + DEEP;
+    return UNITS == DEEP || in_chunk == 0;
+  };
+  const auto advance_rows = [&]() { at_rows.advance(DEEP + (is_last(rows_in_chunk) ? (SHARES - 1) * UNITS : 0)); };
+  const auto advance_weights = [&]() {
+    const bool last = is_last(weights_in_chunk);
+    at_weights.advance(DEEP, last ? SHARES : 0);
+    if (last) at_head += SHARES * U::BYTES;
+  };
+  if (units > 0) next.load(at_head, group % 4);
+#pragma unroll
+  for (int i = 0; i < DEEP; i++)
+    if (i < units) y[i].load(at_weights, i);  // which no launch writes
+  advance_weights();
+  smelt_await();
+  if (AHEAD > 1) {
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++)
+      if (i < units) at_rows.load(x[i], i);
+    advance_rows();
+  }
+#pragma unroll 1
+  for (int at = 0; at < units; at += DEEP) {
+    const bool more = at + DEEP < units;
+    if (at % UNITS == 0) head.widen(next);
+    if (more && weights_in_chunk == 0) next.load(at_head, group % 4);
+#pragma unroll
+    for (int i = 0; i < DEEP; i++) {
+      if (!EXACT && at + i >= units) break;
+      auto &left = x[AHEAD > 1 ? i : 0];
+      if (AHEAD == 1) at_rows.load(left, i);
+      smelt_block_multiply<U, ROWS>(y[i], head, left, member, sum);
+      if (EXACT ? more : at + DEEP + i < units) {
+        y[i].load(at_weights, i);
+        if (AHEAD > 1) at_rows.load(left, i);
+      }
+    }
+    advance_weights();
+    advance_rows();
+  }
+  smelt_keep_share<U, ROWS>(share, lane, part, rows, sum);
+}
+template <class U, int ROWS, int DEEP, bool EXACT, int SHARES, int WARPS> inline void smelt_block_rows(int lane,
+    char *ring, i64 rows, const i8 *q, i64 q_row, const f32 *scale, i64 scale_row, const f32 *total, i64 total_row,
+    const ui8 *w, i64 panel, i64 blocks, f32 *acc, i64 width, i64 columns) {
+  f32 *const part = (f32 *)ring;  // the sums of every share, which are added in order
+#pragma unroll 1
+  for (int share = lane / 32; share < SHARES; share += WARPS)
+    smelt_block_share<U, ROWS, DEEP, EXACT, SHARES>(share, lane, part, rows, q, q_row, scale, scale_row, total,
+        total_row, w, panel, blocks, columns);
+  __syncthreads();
+  smelt_add_shares<SHARES>(lane, 32 * WARPS, part, rows, acc, width, columns);
+}
 """
-ALONE, FEW_WORDS = (
-    80,
-    12,
-)  # registers for what a thread reads ahead where its block is alone; of a unit, where it is short
+STREAM = """\
+// The same where the copy engine brings the weights: every warp has a ring of STAGES chunks of its share in shared
+// memory, behind the sums. Rows come AHEAD units ahead.
+template <class U, int ROWS, int STAGES, int SHARES> inline void smelt_block_stream(int lane, char *ring, i64 rows,
+    const i8 *q, i64 q_row, const f32 *scale, i64 scale_row, const f32 *total, i64 total_row, const ui8 *w, i64 panel,
+    i64 blocks, f32 *acc, i64 width, i64 columns) {
+  enum { UNITS = U::UNITS, STAGE = 2 * U::BYTES, AHEAD = 2 };
+  const int share = lane / 32, group = lane % 32 / 4, member = lane % 4;
+  const int units = smelt_count_units<U, SHARES>(share, blocks), chunks = (units + UNITS - 1) / UNITS;
+  f32 *const part = (f32 *)ring;
+  char *const stages = ring + SHARES * ROWS * 128, *const own = stages + share * STAGES * STAGE;
+  ui64 *const full = (ui64 *)(stages + SHARES * STAGES * STAGE) + share * STAGES;
+  const bool both = columns > 16;  // panels
+  const auto fetch = [&](int chunk, int slot) {
+    const i64 first = share + (i64)chunk * SHARES, left = blocks - first * U::RECORDS;
+    const int bytes = (int)(left < U::RECORDS ? left : U::RECORDS) * (U::BYTES / U::RECORDS);
+    smelt_bulk_expect(full + slot, both ? 2 * bytes : bytes);
+    smelt_bulk_copy(own + slot * STAGE, w + first * U::BYTES, bytes, full + slot);
+    if (both) smelt_bulk_copy(own + slot * STAGE + U::BYTES, w + panel + first * U::BYTES, bytes, full + slot);
+  };
+  if (lane % 32 == 0) {
+    for (int i = 0; i < STAGES; i++) smelt_barrier_init(full + i, 1);
+    smelt_barrier_publish();
+    for (int i = 0; i < STAGES && i < chunks; i++) fetch(i, i);  // of weights, which no launch writes
+  }
+  __syncwarp();
+  smelt_block_left<U, ROWS> x[AHEAD] = {};
+  f32 sum[smelt_block_left<U, ROWS>::GROUPS][4][2] = {};
+  auto at_rows = smelt_start_rows<U, ROWS>(share, lane, rows, q, q_row, scale, scale_row, total, total_row);
+  smelt_await();
+#pragma unroll
+  for (int i = 0; i < AHEAD; i++)
+    if (i < units) at_rows.load(x[i], i);
+  int slot = 0, phase = 0;
+#pragma unroll 1
+  for (int chunk = 0; chunk < chunks; chunk++) {
+    const char *const here = own + slot * STAGE + (group < 4 || !both ? 0 : U::BYTES);
+    typename U::At at_weights;
+    typename U::Head head;
+    at_weights.start((const ui8 *)here, member, group % 4);
+    const int left = units - chunk * UNITS;
+    while (!smelt_barrier_passed(full + slot, phase)) {}
+    head.take((const ui8 *)here, group % 4);
+#pragma unroll
+    for (int i = 0; i < UNITS; i++) {
+      if (i >= left) break;
+      U y;
+      y.take(at_weights, i);
+      smelt_block_multiply<U, ROWS>(y, head, x[i % AHEAD], member, sum);
+      const int next = i + AHEAD;
+      if (next < left) at_rows.load(x[i % AHEAD], next < UNITS ? next : next + (SHARES - 1) * UNITS);
+    }
+    at_rows.advance(SHARES * UNITS);
+    __syncwarp();  // all have read the stage
+    if (lane % 32 == 0 && chunk + STAGES < chunks) fetch(chunk + STAGES, slot);
+    if (++slot == STAGES) slot = 0, phase ^= 1;
+  }
+  if (lane % 32 == 0)
+    for (int i = 0; i < STAGES; i++) smelt_barrier_end(full + i);
+  smelt_keep_share<U, ROWS>(share, lane, part, rows, sum);
+  __syncthreads();
+  smelt_add_shares<SHARES>(lane, 32 * SHARES, part, rows, acc, width, columns);
+}
+"""
+# Registers for what a thread reads ahead, by the warps of a multiprocessor.
+AHEAD = {8: 96, 16: 72, 32: 24}
+FEW_WORDS = 10  # of a unit that leaves registers for many warps
 
 
-def choose_shape(mma: BlockMma, alone: bool) -> tuple[int, int]:
-    """(Units that are read ahead, blocks on a multiprocessor). `alone`: there is one block for each, which reads far
-    ahead; else other blocks hide the waits of one."""
+def choose_shape(mma: BlockMma) -> tuple[int, int, bool]:
+    """(Units that are read ahead, blocks on a multiprocessor, whether all shares have a multiple of these units)."""
     few, some, _ = BLOCK_ROWS
-    if mma.most > few:
-        return 2, 2 if mma.most <= some else 1
     layout = Layout.of(mma.format)
+    if mma.most > few:
+        deep, resident = 2, 2 if mma.most <= some else 1
+    else:
+        words, warps = unit_words(layout, mma.most), mma.shares
+        large = words > FEW_WORDS or layout.length > RUN
+        few_blocks = 0 < mma.blocks <= 2 * MULTIPROCESSORS
+        resident = 1 if 0 < mma.blocks <= MULTIPROCESSORS else 2 if large or few_blocks else 4
+        deep = next((each for each in (8, 4) if each * words <= AHEAD[min(32, resident * warps)]), 2)
+    if mma.stages:
+        _, resident = block_stages(mma.format, mma.most, mma.shares, mma.blocks)
+    records = static_size(mma.panel.sizes[0])
+    exact = layout.length > RUN or (records is not None and records % chunk_records(layout) == 0)
+    return min(deep, chunk_records(layout) * layout.length // RUN), resident, exact
+
+
+def static_size(size: Expr) -> int | None:
+    match size:
+        case Amount(int(count)):
+            return count
+    return None
+
+
+def unit_words(layout: Layout, rows: int) -> int:
+    """The registers of a unit that is read ahead, and of what it is multiplied by."""
     parts = RUN // layout.group
     words = sum(8 if plane.bits == 8 else 4 for plane in layout.planes)
-    words += sum(2 if name in ("scale", "minimum") else parts for name in layout.places if name != "end")
-    words += 2 + (1 + parts) * min(mma.most, 2)  # of the rows
-    if alone:
-        return min(8, ALONE // words), 1
-    return (2, 4) if words <= FEW_WORDS else (4 if words <= 14 else 2, 2)
+    if "scales" in layout.places:
+        words += sum(parts for name in ("scales", "minimums") if name in layout.places)
+    else:
+        words += sum(2 for name in ("scale", "minimum") if name in layout.places)
+    return words + 2 + (1 + (parts if layout.row.minimum is not None else 0)) * min(rows, 2)
 
 
-def block_call(mma: BlockMma, deep: int) -> str:
+def block_call(mma: BlockMma, deep: int, exact: bool) -> str:
     """The name of the function for a format, at most this number of rows, and units that are read ahead."""
-    return f"smelt_block_rows<{PREFIX}{mma.format}, {mma.most}, {deep}>"
+    warps = block_threads(mma) // 32
+    if mma.stages:
+        return f"smelt_block_stream<{PREFIX}{mma.format}, {mma.most}, {mma.stages}, {mma.shares}>"
+    return f"smelt_block_rows<{PREFIX}{mma.format}, {mma.most}, {deep}, {str(exact).lower()}, {mma.shares}, {warps}>"
 
 
 def block_kernels(text: str) -> str:
@@ -206,46 +366,49 @@ def block_kernels(text: str) -> str:
     found = [each for each in BLOCKS if f"<{PREFIX}{each}, " in text]
     if not found:
         return ""
-    return "".join([INSTRUCTIONS, SUMS, *(unit_text(Layout.of(each)) for each in found)])
+    stream = STREAM if "smelt_block_stream<" in text else ""
+    return "".join([INSTRUCTIONS, SUMS, stream, *(unit_text(Layout.of(each)) for each in found)])
 
 
 def unit_text(layout: Layout) -> str:
     """A unit of a format: 8 steps of 4 adjacent columns in a thread, and what its sums are multiplied by."""
     row, places = layout.row, layout.places
-    groups = RUN // layout.group
+    groups, headed = RUN // layout.group, "scales" in places
     facts = {
         "GROUPS": groups,
-        "UNITS": layout.length // RUN,
-        "BYTES": layout.record,
-        "ZERO": int(layout.zero > 0),
+        "RECORDS": chunk_records(layout),
+        "UNITS": chunk_records(layout) * layout.length // RUN,
+        "BYTES": chunk_records(layout) * layout.record,
+        "SIGNED": int(layout.zero > 0),
         "MINIMUM": int(row.minimum is not None),
         "SUBTRACTS": int(layout.subtracts),
-        "TOTALS": int(layout.zero > 0 or row.minimum is not None),
     }
-    loaded = [*_loads(layout)]
-    per_group = [name for name in ("scales", "minimums") if name in places]
-    fields = [f"  smelt_words {name};" for name, _ in loaded]
-    fields += [f"  smelt_pair {name};" for name in ("scale", "minimum") if name in places]
-    fields += [f"  ui32 {name}[{groups}];" for name in per_group]
+    wide = [name for name in ("scale", "minimum") if name in places]
+    fields = [f"smelt_two_words {name};" for name in wide]
+    loads = [f"{name} = smelt_read_pair(record + {places[name]} + 8 * quad);" for name in wide]
+    widened = [f"f32 {name}s[4];" for name in wide]
     lines = [
         f"struct {PREFIX}{row.name} {{",
         f"  enum {{ {', '.join(f'{name} = {value}' for name, value in facts.items())} }};",
-        f"  typedef {'i32' if layout.zero else 'f32'} Total;",
-        *fields,
-        "  inline void load(const ui8 *record, int unit, int member, int quad) {",
-        *(f"    {name} = smelt_stream(record + {place} + 16 * quad);" for name, place in loaded),
+        f"  static f32 shrink() {{ return {1 / (1 << _shift(layout))}f; }}",
+        "  struct Head {",
+        *(f"    {line}" for line in (*fields, *widened) if headed),
+        "    inline void load(const ui8 *record, int quad) {",
+        *(f"      {line}" for line in loads if headed),
+        "    }",
+        "    inline void widen(const Head &from) {",
         *(
-            f"    {name} = smelt_read_pair(record + {places[name]} + 8 * quad);"
-            for name in ("scale", "minimum")
-            if name in places
+            f"      for (int j = 0; j < 4; j++) {name}s[j] = {_half(layout, f'from.{name}')};"
+            for name in wide
+            if headed
         ),
-        *(
-            f"    {name}[{p}] = smelt_read_word(record + {places[name]} + (unit * {groups} + {p}) * {COLUMNS}"
-            " + 4 * quad);"
-            for name in per_group
-            for p in range(groups)
-        ),
-        "  }",
+        "    }",
+        "    inline void take(const ui8 *record, int quad) {",
+        *(f"      {name} = *(const smelt_two_words *)(record + {places[name]} + 8 * quad);" for name in wide if headed),
+        "      widen(*this);",
+        "    }",
+        "  };",
+        *_streams(layout),
         *_codes(layout),
         *_factors(layout),
         "};",
@@ -254,63 +417,137 @@ def unit_text(layout: Layout) -> str:
     return "\n".join(lines)
 
 
-def _loads(layout: Layout) -> Iterator[tuple[str, str]]:
-    """Names and places of the 16 bytes that a thread reads of each plane: those of its quads of steps."""
+def _shift(layout: Layout) -> int:
+    """How far codes are shifted up, so that their zero is half of a byte: without its highest bit they are signed."""
+    if layout.codebook or not layout.zero:
+        return 0
+    assert layout.zero == 1 << (layout.bits - 1)
+    return 8 - layout.bits
+
+
+def _streams(layout: Layout) -> list[str]:
+    """What a thread holds of a unit, and where it reads that: `At` has a pointer for each stream of a record."""
+    places, groups, several = layout.places, RUN // layout.group, layout.length > RUN
+    fields: list[str] = []
+    starts: dict[str, tuple[str, int]] = {}  # the place of a thread's first bytes, and the bytes of a unit
+    loads: list[tuple[str, str, str, int]] = []  # what is read, how, from which stream, and how far in it
     for number, plane in enumerate(layout.planes):
-        lines = RUN // plane.steps  # of a unit
-        unit = f"{plane.at} + unit * {lines * LINE}"
-        if plane.bits == 8:
-            for share in range(2):
-                yield f"p{number}_{share}", f"{unit} + (2 * member + {share}) * {LINE}"
-        else:
-            per_line = plane.steps // STEPS  # quads of a line
-            line = "member" if per_line == 2 else f"2 * member / {per_line}"
-            yield f"p{number}", f"{unit} + ({line}) * {LINE}" if lines > 1 else unit
+        lines, quads = RUN // plane.steps, plane.steps // STEPS  # of a unit; of a line
+        line = "2 * member" if plane.bits == 8 else "member" if quads == 2 else f"(2 * member / {quads})"
+        first = f"{plane.at} + {line} * {LINE} + 16 * quad" if lines > 1 else f"{plane.at} + 16 * quad"
+        starts[f"p{number}"] = first, lines * LINE
+        for share in range(2 if plane.bits == 8 else 1):
+            name = f"p{number}_{share}" if plane.bits == 8 else f"p{number}"
+            fields.append(f"smelt_words {name};")
+            loads.append((name, "stream", f"p{number}", share * LINE))
+    if "scales" in places:
+        starts["scales"] = f"{places['scales']} + 4 * quad", groups * COLUMNS
+        for name in ("scales", "minimums"):
+            if name in places:
+                fields.append(f"ui32 {name}[{groups}];")
+                inside = places[name] - places["scales"]
+                loads += [(f"{name}[{p}]", "read_word", "scales", inside + p * COLUMNS) for p in range(groups)]
+    else:
+        starts["scale"] = f"{places['scale']} + 8 * quad", 0
+        for name in ("scale", "minimum"):
+            if name in places:
+                fields.append(f"smelt_two_words {name};")
+                loads.append((name, "read_pair", "scale", places[name] - places["scale"]))
+    kinds = {"stream": "smelt_words", "read_word": "ui32", "read_pair": "smelt_two_words"}
+    steps = {name: step if several else layout.record for name, (_, step) in starts.items()}  # of adjacent units
+    units = chunk_records(layout) * layout.length // RUN
+    return [
+        "  struct At {",
+        f"    const ui8 {', '.join(f'*{name}' for name in starts)};",
+        "    inline void start(const ui8 *record, int member, int quad) {",
+        *(f"      {name} = record + ({place});" for name, (place, _) in starts.items()),
+        "    }",
+        "    inline void advance(int units, int shares) {  // shares: of the chunk's end; else 0",
+        *(
+            f"      {name} += units * {step} + (shares ? shares * BYTES - {units * step} : 0);"
+            for name, step in steps.items()
+        ),
+        "    }",
+        "  };",
+        *(f"  {field}" for field in fields),
+        "  inline void load(const At &at, int i) {",
+        *(
+            f"    {name} = smelt_{read}(at.{stream} + i * {steps[stream]} + {inside});"
+            for name, read, stream, inside in loads
+        ),
+        "  }",
+        "  inline void take(const At &at, int i) {  // from shared memory",
+        *(
+            f"    {name} = *(const {kinds[read]} *)(at.{stream} + i * {steps[stream]} + {inside});"
+            for name, read, stream, inside in loads
+        ),
+        "  }",
+    ]
 
 
 def _codes(layout: Layout) -> list[str]:
     lines = ["  inline void codes(int member, ui32 (&low)[4], ui32 (&high)[4]) const {", "#pragma unroll"]
     lines.append("    for (int j = 0; j < 4; j++) {")
+    for number, plane in enumerate(layout.planes):
+        word = f"p{number}.x[j]"
+        if layout.zero and not layout.codebook and 0 < number == len(layout.planes) - 1:  # signs of all of its quads
+            word += f" ^ {sum(1 << i + plane.bits - 1 for i in range(0, 32, plane.bits))}u"
+        lines += [f"      const ui32 w{number} = {word};"] if plane.bits < 8 else []
     for share, to in enumerate(("low", "high")):
-        parts = [_cut(number, plane, share) for number, plane in enumerate(layout.planes)]
+        parts = [_cut(number, plane, share, _shift(layout)) for number, plane in enumerate(layout.planes)]
+        if layout.zero and not layout.codebook and (len(parts) == 1):
+            parts[-1] = f"({parts[-1]} ^ 0x80808080u)"
         value = " | ".join(parts)
         if layout.codebook:
-            book = layout.codebook
+            book = [each - layout.zero & 255 for each in layout.codebook]
             words = [sum(book[STEPS * i + j] << 8 * j for j in range(STEPS)) for i in range(len(book) // STEPS)]
             value = f"smelt_look_up({value}, {', '.join(f'{word}u' for word in words)})"
         lines.append(f"      {to}[j] = {value};")
     return [*lines, "    }", "  }"]
 
 
-def _cut(number: int, plane: Plane, share: int) -> str:
-    """The bits of a plane for one of the two quads of a thread, at their place in the codes."""
+def _cut(number: int, plane: Plane, share: int, up: int) -> str:
+    """The bits of a plane for one of the two quads of a thread, at their place in the codes, which are shifted up."""
     if plane.bits == 8:
         return f"p{number}_{share}.x[j]"
-    per_line = plane.steps // STEPS
-    quad = f"{share}" if per_line == 2 else f"(2 * member + {share}) % {per_line}"
-    mask = ((1 << plane.bits) - 1) * 0x01010101
-    shifted = f"p{number}.x[j] >> {plane.bits} * ({quad})" if quad != "0" else f"p{number}.x[j]"
-    moved = f"({shifted} & {mask}u)"
-    return f"{moved} << {plane.low}" if plane.low else moved
+    per_line, to = plane.steps // STEPS, plane.low + up
+    mask, word = (((1 << plane.bits) - 1) << to) * 0x01010101, f"w{number}"
+    if per_line == 2:
+        by = to - plane.bits * share
+        moved = f"{word} << {by}" if by > 0 else f"{word} >> {-by}" if by else word
+    else:
+        moved = f"smelt_rotate({word}, {to} - {plane.bits} * ((2 * member + {share}) % {per_line}))"
+    return f"({moved} & {mask}u)"
+
+
+def _half(layout: Layout, name: str) -> str:
+    """One of the four numbers of 16 bits in two words."""
+    word = f"({name}.x[j / 2] >> 16 * (j % 2) & 0xffffu)"
+    return f"__uint_as_float({word} << 16)" if layout.row.exponent else f"smelt_widen_half({word})"
 
 
 def _factors(layout: Layout) -> list[str]:
-    row = layout.row
+    """What the sums of a unit are multiplied by, what minimums are multiplied by, and the integers of groups."""
+    groups, headed = RUN // layout.group, "scales" in layout.places
 
-    def half(name: str) -> str:
-        word = f"({name}.x[j / 2] >> 16 * (j % 2) & 0xffffu)"
-        return f"__uint_as_float({word} << 16)" if row.exponent else f"smelt_widen_half({word})"
-
-    def integer(name: str) -> str | None:
+    def integer(name: str, p: object) -> str:
         if layout.nibbles:
-            down = 0 if name == "scales" else 4
-            return f"(f32)(scales[p] >> (8 * j + {down}) & 15)"
-        return f"smelt_byte_to_f32({name}[p], j)" if name in layout.places else None
+            return f"(i32)(scales[{p}] >> (8 * j + {0 if name == 'scales' else 4}) & 15)"
+        return f"smelt_byte({name}[{p}], j)"
 
-    lines = ["  inline void factors(int p, f32 (&factor)[4], f32 (&less)[4]) const {", "#pragma unroll"]
-    lines.append("    for (int j = 0; j < 4; j++) {")
-    for to, name, many in (("factor", "scale", "scales"), ("less", "minimum", "minimums")):
-        if name in layout.places:
-            times = integer(many)
-            lines.append(f"      {to}[j] = {half(name)}{f' * {times}' if times else ''};")
+    def wide(name: str) -> str:
+        return f"head.{name}s[j]" if headed else _half(layout, name)
+
+    once = f" * (f32){integer('scales', 0)}" if headed and groups == 1 else ""
+    lines = [
+        f"  inline i32 integer(int p, int j) const {{ return {integer('scales', 'p') if headed else '1'}; }}",
+        "  inline void factors(const Head &head, f32 (&factor)[4], f32 (&less)[GROUPS][4]) const {",
+        "#pragma unroll",
+        "    for (int j = 0; j < 4; j++) {",
+        f"      factor[j] = {wide('scale')}{once};",
+    ]
+    if "minimum" in layout.places:
+        for p in range(groups):
+            times = f" * (f32){integer('minimums', p)}" if headed else ""
+            lines.append(f"      less[{p}][j] = {wide('minimum')}{times};")
     return [*lines, "    }", "  }"]

@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from smelt.dim import Size
-from smelt.dtype import DType, bf16
-from smelt.ir.block_layout import Layout
+from smelt.dtype import DType, bf16, i32, i64
 from smelt.kernel import math
 from smelt.kernel.emit.blocks_cuda import block_call, choose_shape
 from smelt.kernel.emit.printer import Printer, apply_text
@@ -86,7 +85,7 @@ SMALL = 1 << 31
 PREFETCHED = ("next", "pieces", "stride", "bytes")  # address, number of pieces, their distance, bytes of each
 AT_ONCE, MANY = 4, 1 << 20  # iterations of a thread together, where a map has many elements
 STAGED, STAGED_DYNAMIC = 16 << 10, 1024  # bytes of terms of a reduction in shared memory; terms, of a dynamic number,
-STAGED_BESIDE = 16 << 10  # beside at most this number of bytes
+STAGED_BESIDE = 30 << 10  # beside at most this number of bytes
 SHORT_ROW = 1024  # elements of a row that a warp may hold in registers
 VECTORS = ((8, 16), (20, 8), (48, 4))  # by the statements of an element, how many a thread reads at once: short code
 UNROLLED = 32  # statements of a loop of which several iterations are computed together
@@ -224,12 +223,8 @@ class StagePrinter(Printer):
         if attend is not None:
             return attend_blocks(attend)
         few = [each for each in products if isinstance(each, Mma) and each.form in FEW_TENSOR]
-        by_blocks = [self.block_shape(each)[1] for each in products if isinstance(each, BlockMma)]
+        by_blocks = [choose_shape(each)[1] for each in products if isinstance(each, BlockMma)]
         return min((*by_blocks, *(resident_blocks(each) for each in few)), default=1)
-
-    def block_shape(self, mma: BlockMma) -> tuple[int, int]:
-        """Units that a product by block-quantised weights reads ahead, and its blocks on a multiprocessor."""
-        return choose_shape(mma, has_multiprocessors(self.stage.extent))
 
     @property
     def weights(self) -> int | None:
@@ -338,6 +333,8 @@ class StagePrinter(Printer):
                 return self.fence([f"{pad}if ({LANE} == 0) {line}"], stmt, pad, always=True)
             case Tile(name, dtype, count):
                 return [f"{pad}{math.register(dtype)} {name}[{count}];"] if self.stage.group == "thread" else []
+            case Fold() if self.is_warp_wide(stmt):
+                return self.warp_fold(stmt, depth)
             case Fold() if not self.alone and stmt.lanes > 1:
                 return self.shared_fold(stmt, depth)
             case Fold():
@@ -499,6 +496,35 @@ class StagePrinter(Printer):
     def definitions(self) -> dict[Var, Expr]:
         return find_definitions((*self.stage.before, *self.stage.body))
 
+    def is_warp_wide(self, fold: Fold) -> bool:
+        """Whether each thread of a warp may have a term: integers need no order."""
+        count = static_extent(fold.extent)
+        shared = not self.alone and self.stage.group == "warp" and fold.accumulator == fold.total.dtype
+        return shared and fold.accumulator in (i32, i64) and isinstance(count, int) and count in (WARP // 2, WARP)
+
+    def warp_fold(self, fold: Fold, depth: int) -> list[str]:
+        """A term for each thread of a warp or of its first half, combined by shuffles."""
+        pad, dtype, total = "  " * depth, fold.total.dtype, fold.total.name
+        count, kind = static_extent(fold.extent), math.register(dtype)
+
+        def step(a: str, b: str) -> str:
+            return apply_text(fold.function, [a, b], [dtype, dtype], dtype)
+
+        self.alone = True
+        body = self.block(fold.body, depth + 1)
+        self.alone = False
+        halves = [16, 8, 4, 2, 1] if count == WARP else [8, 4, 2, 1]
+        return [
+            f"{pad}{kind} {total};",
+            f"{pad}{{",
+            f"{pad}  const i64 {fold.var.name} = {LANE} % {count};",
+            *body,
+            f"{pad}  {kind} part = {self.expr(fold.value)};",
+            *(f"{pad}  part = {step('part', f'smelt_shuffle_down(part, {half})')};" for half in halves),
+            f"{pad}  {total} = {step(self.expr(fold.start), 'smelt_shuffle_first(part)')};",
+            f"{pad}}}",
+        ]
+
     def shared_fold(self, fold: Fold, depth: int) -> list[str]:
         """Its lanes are those of a warp, and halves are combined by shuffles. Every warp of a block computes it."""
         pad, kind, wide = "  " * depth, math.register(fold.total.dtype), fold.accumulator
@@ -648,12 +674,12 @@ class StagePrinter(Printer):
 
     def block_mma(self, mma: BlockMma) -> str:
         """A call of the micro-kernel of a format by a block: rows, integers, scales, totals, records, tile."""
-        total = "i32" if Layout.of(mma.format).zero else "f32"
-        kinds = (mma.q, "i8"), (mma.scale, "f32"), (mma.total, total)
+        kinds = (mma.q, "i8"), (mma.scale, "f32"), (mma.total, "f32")
         given = [f"{self.address(of.place, kind)}, {self.expr(of.strides[0])}" for of, kind in kinds]
         given += [self.address(mma.panel.place, "ui8"), self.expr(mma.panel.strides[2]), self.expr(mma.panel.sizes[0])]
         given += [self.address(mma.acc.place, "f32"), self.expr(mma.acc.strides[0]), self.expr(mma.acc.sizes[1])]
-        call = block_call(mma, self.block_shape(mma)[0])
+        deep, _, exact = choose_shape(mma)
+        call = block_call(mma, deep, exact)
         return f"{call}({LANE}, smelt_shared, {self.expr(mma.acc.sizes[0])}, {', '.join(given)});"
 
     def attend(self, attend: Attend, depth: int) -> list[str]:

@@ -31,6 +31,11 @@ inline void smelt_mma_sync_f16(f32 *c, const ui32 *a, const ui32 *b) {
       " {%0, %1, %2, %3};" : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
+inline void smelt_mma_sync_int8(i32 *c, const ui32 *a, const ui32 *b) {
+  asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9},"
+      " {%0, %1, %2, %3};" : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
 #if __CUDA_ARCH__ >= 900
 inline void smelt_await() { asm volatile("griddepcontrol.wait;" ::: "memory"); }  // for what earlier launches write
 #else
@@ -130,8 +135,15 @@ inline void smelt_split(f32 x, ui32 *to) {
   to[2] = low & 0x7fff0000u ? low : tiny;
 }
 template <class L> struct smelt_left;
+template <> struct smelt_left<ui8> {
+  enum { PARTS = 1, PACK = 16 };
+  typedef i8 Right;
+  typedef i32 Total;
+};
 template <> struct smelt_left<ui16> {
-  enum { PARTS = 1 };
+  enum { PARTS = 1, PACK = 8 };
+  typedef ui16 Right;
+  typedef f32 Total;
   static void words(const ui16 *from, smelt_words *to) { to[0] = *(const smelt_words *)from; }
   static void parts(const smelt_words *raw, smelt_words *to) { to[0] = raw[0]; }
   static void some(const ui16 *from, i64 used, smelt_words *to) {  // the first of 16 bytes
@@ -140,7 +152,9 @@ template <> struct smelt_left<ui16> {
   }
 };
 template <> struct smelt_left<f32> {
-  enum { PARTS = 3 };
+  enum { PARTS = 3, PACK = 8 };
+  typedef ui16 Right;
+  typedef f32 Total;
   static void parts(const smelt_words *raw, smelt_words *to) {
     for (int i = 0; i < 4; i++) {
       ui32 even[3], odd[3];
@@ -161,7 +175,7 @@ def tensor_kernels(text: str) -> str:
     """The functions that a text calls."""
     tile, few, stream = (f"smelt_{name}<" in text for name in ("tile", "few", "stream"))
     flash, decode = attend_functions(text), decode_functions(text)
-    if not (tile or few or stream or decode or flash or "smelt_block_rows<" in text):
+    if not (tile or few or stream or decode or flash or "smelt_block_" in text):
         return ""
     instructions = INSTRUCTIONS.replace("WGMMA_TEXT\n", wgmma_texts() if tile or stream else "")
     return "".join(

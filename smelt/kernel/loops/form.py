@@ -39,4 +39,5 @@ TENSOR_F32_BF16, FEW_F32_BF16 = (Form(f"f32_bf16_{name}", f32, bf16, f32, 8, 1 <
 # FlashAttention: scores in the order of the instruction; weights, rounded to bf16, by values tile after tile of keys.
 # Where something is f32, operands and weights are sums of three bf16, and small products are added first.
 FLASH_BF16, FLASH_F32 = (Form(f"{each}_flash", each, each, f32, 8, 1 << 40) for each in (bf16, f32))
-INT8 = Form("int8", ui8, i8, i32, 4, 512)  # exact: any order gives the same bits
+# Exact: any order gives the same bits. On tensor cores 16 steps of a column are adjacent bytes.
+INT8, TENSOR_INT8 = Form("int8", ui8, i8, i32, 4, 512), Form("int8_mma", ui8, i8, i32, 16, 1 << 40)

@@ -284,6 +284,9 @@ class BlockMma(Frozen):
     panel: Slice
     format: str
     most: int = 0  # rows, at most: a GPU has code for few of them
+    shares: int = 8  # of K, whose sums a GPU adds in order
+    blocks: int = 0  # thread blocks of one chunk of rows; 0: not known
+    stages: int = 0  # chunks of each share in shared memory; 0: threads read the weights themselves
 
 
 class Attend(Frozen):

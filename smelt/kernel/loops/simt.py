@@ -55,6 +55,7 @@ from smelt.kernel.loops.tensor_tile import (
     TENSOR,
     attend_bytes,
     attend_threads,
+    block_threads,
     decode_bytes,
     ring_bytes,
     shares_memory,
@@ -153,7 +154,8 @@ def flatten_map(kernel: Kernel) -> tuple[tuple[Stmt, ...], Var, Expr] | None:
         return None
     body, var, extent = _flatten(phase.loop) or (phase.loop.body, phase.loop.var, phase.loop.extent)
     whole = (*phase.before, *body)
-    scalars = all(isinstance(each, Let | Declare | Set | If | Store) for each in walk_statements(whole))
+    inside = [each for each in walk_statements(whole) if not (isinstance(each, For) and each.level == "ordered")]
+    scalars = all(isinstance(each, Let | Declare | Set | If | Store) for each in inside)
     return (whole, var, extent) if scalars else None
 
 
@@ -231,6 +233,7 @@ def _stage(part: _Part, saved: Saved, room: int) -> Stage:
         ring = shared = decode_bytes(decode)
     elif products:
         ring, tiles, shared = _around(products, found, room, has_multiprocessors(extent))
+        threads = max(block_threads(each) if isinstance(each, BlockMma) else THREADS for each in products)
     else:
         multiplies = _has(body, Mma | BlockMma | Transpose)
         threads, tiles, spilled, shared, scratch = _memory(group, found, multiplies)

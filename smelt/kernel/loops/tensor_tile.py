@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from smelt.dim import Size
 from smelt.dtype import DType, bf16
 from smelt.frozen import Frozen
+from smelt.ir.block_layout import Layout
 from smelt.kernel.loops.form import (
     FEW_BF16,
     FEW_F32_BF16,
@@ -18,17 +19,19 @@ from smelt.kernel.loops.form import (
     TENSOR_BF16,
     TENSOR_F16,
     TENSOR_F32_BF16,
+    TENSOR_INT8,
     Form,
 )
 from smelt.kernel.loops.grammar import Amount, Attend, BlockMma, Decode, Mma, Number, Split, Tile
 
-TENSOR, FEW_TENSOR = (TENSOR_BF16, TENSOR_F16, TENSOR_F32_BF16), (FEW_BF16, FEW_F32_BF16, STREAM_BF16)
+TENSOR, FEW_TENSOR = (TENSOR_BF16, TENSOR_F16, TENSOR_F32_BF16, TENSOR_INT8), (FEW_BF16, FEW_F32_BF16, STREAM_BF16)
 TILE_ROWS, FEW_ROWS = 128, 32
 HALF_ROWS = 64  # of a tile where there are few of them
 WIDTHS = (64, 128, 256)  # columns of a tile
 STAGES = 8  # of the ring of operands, where there is room
 SHORT_STEPS, LONG_STEPS = 32, 64  # of K in a stage; longer ones where a block has one tile and a multiprocessor alone
 BLOCK_COLUMNS, BLOCK_ROWS = 32, (8, 32, 64)  # of a tile by block-quantised weights
+ALONE = 132  # blocks that have a multiprocessor each
 STREAM_SIZES, STREAM_COLUMNS, STREAM_PITCH = (8, 16, 32, 64), 64, 68  # rows and columns of a block; of its sums: a row
 STREAM_BLOCKS, SPLIT_STREAM_BLOCKS = 4, 3  # on a multiprocessor; where several blocks split K
 STREAM_ROOM, STREAM_BARRIERS = 220 << 10, 16  # bytes of all of these blocks; of the barriers of a stage
@@ -38,13 +41,14 @@ PAD = 8  # elements after each row of sums: neighbouring rows begin in other ban
 
 
 def stage_steps(form: Form, *, alone: bool) -> int:
-    """Steps of K in a stage: short ones are fetched further ahead, long ones need fewer barriers. f32 has 128 bytes."""
-    return LONG_STEPS if alone and form.left.bits == 16 else SHORT_STEPS
+    """Steps of K in a stage: short ones are fetched further ahead, long ones need fewer barriers. f32 has 128 bytes,
+    a byte twice as many steps as bf16."""
+    return (LONG_STEPS if alone and form.left.bits <= 16 else SHORT_STEPS) * (2 if form.left.bits == 8 else 1)
 
 
 def stage_bytes(form: Form, columns: int, rows: int = TILE_ROWS, steps: int = SHORT_STEPS) -> int:
     """A stage: steps of the rows and of the columns."""
-    used = rows * steps * form.left.bits // 8 + steps // 8 * (16 * columns) + steps // 32 * 128
+    used = rows * steps * form.left.bits // 8 + steps // form.k_pack * (16 * columns + 32)
     return -(-used // ALIGN) * ALIGN
 
 
@@ -52,14 +56,41 @@ def ring_bytes(mma: Mma | BlockMma, room: int, rows: int = TILE_ROWS, *, alone: 
     """The bytes for operands or parts of the sums of a product that has this number of bytes at most. `rows`: of a
     tile; `alone`: a multiprocessor has one block, with one tile."""
     if isinstance(mma, BlockMma):
-        return WARPS * mma.most * BLOCK_COLUMNS * 4
+        return mma.shares * (mma.most * BLOCK_COLUMNS * 4 + mma.stages * stage_of_chunk(mma.format))
     if mma.form in TENSOR:
         each = stage_bytes(mma.form, tile_columns(mma), rows, stage_steps(mma.form, alone=alone))
-        most = STAGES if alone or mma.form.left.bits == 16 else STAGES // 2
+        most = STAGES if alone or mma.form.left.bits <= 16 else STAGES // 2
         return min(most, room // each) * each
     if mma.form is STREAM_BF16:
         return stream_stages(mma) * (stream_stage_bytes(mma) + STREAM_BARRIERS)
     return WARPS * few_rows(mma) * few_columns(mma) * 4  # the sums of every warp
+
+
+def chunk_records(layout: Layout) -> int:
+    """The records of a chunk of K, which are adjacent: the copy engine takes no small pieces."""
+    return 4 if layout.length == 32 else 1
+
+
+def stage_of_chunk(format: str) -> int:
+    """A chunk of two panels, and its barrier."""
+    layout = Layout.of(format)
+    return 2 * chunk_records(layout) * layout.record + 8
+
+
+def block_stages(format: str, most: int, shares: int, blocks: int) -> tuple[int, int]:
+    """(Chunks of each share in shared memory, blocks on a multiprocessor) where the copy engine brings weights; no
+    chunks where there is no room for two."""
+    each, sums = shares * stage_of_chunk(format), shares * most * BLOCK_COLUMNS * 4 + 1024
+    for resident, deepest in ((1, 8),) if 0 < blocks <= ALONE else ((4, 4), (3, 4), (2, 4)):
+        stages = (STREAM_ROOM // resident - sums) // each
+        if stages >= 2:
+            return min(deepest, stages), resident
+    return 0, 1
+
+
+def block_threads(mma: BlockMma) -> int:
+    """The threads of a block: with few rows each share of K has a warp."""
+    return 32 * (mma.shares if mma.most <= BLOCK_ROWS[0] else WARPS)
 
 
 def few_rows(mma: Mma) -> int:

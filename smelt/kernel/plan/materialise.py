@@ -57,6 +57,7 @@ COSTLY = frozenset(
 )
 LARGEST = 150  # ops per kernel
 FORMULA = 12  # ops of an index formula, at most
+ONCE, LONGEST_ROW = "smelt.round_blocks", 8192  # computes each element once on a GPU; the most that it holds there
 
 
 @dataclass(slots=True)
@@ -246,6 +247,7 @@ class Materialised:
         rank = len(op.results[0].type.sizes) if op.results and isinstance(op.results[0].type, Shape) else 0
         signature = tuple(range(rank)) if stored else use.signature
         pulled = op.name in SINKS or (stored and op.name not in PULLS)  # read in the order of the op's own loops
+        pulled = pulled and (self.expands or op.name != ONCE)
         for i, operand in enumerate(op.operands):
             if operand not in uses or isinstance(operand.type, Token):
                 continue
@@ -402,7 +404,7 @@ def _through(op: Op, operand: int, signature: tuple[int | None, ...]) -> tuple[i
                 return ()
             kept_axes = iter(signature)
             return tuple(None if d in op.attrs["dimensions"] else next(kept_axes) for d in range(len(sizes)))
-    if OPS[op.name].elementwise and len(sizes) == len(signature):
+    if (OPS[op.name].elementwise or op.name == ONCE) and len(sizes) == len(signature):
         return signature
     return None if sizes else ()
 
@@ -427,4 +429,6 @@ def _is_row(op: Op, use: _Use) -> bool:
     if any(axis is None and size != 1 for axis, size in zip(use.signature, sizes, strict=True)):
         return False
     loops = [d for d, size in enumerate(tensor(root.results[0]).sizes) if size != 1]
-    return root.name in PULLS and axes == loops[: len(axes)] and len(axes) < len(loops)
+    last = tensor(root.results[0]).sizes[-1]
+    by_rows = root.name in PULLS or (root.name == ONCE and isinstance(last, int) and last <= LONGEST_ROW)
+    return by_rows and axes == loops[: len(axes)] and len(axes) < len(loops)

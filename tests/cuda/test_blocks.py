@@ -1,0 +1,97 @@
+"""Products by block-quantised weights on a GPU, run by the emulator: shares of K, and launches that are merged."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from smelt.buffer import HostBuffer
+from smelt.dim import symbol
+from smelt.dtype import f32, ui8
+from smelt.engine.compile import emit_source, plan_program
+from smelt.engine.native import NativeEngine, compile_all
+from smelt.errors import SmeltError
+from smelt.ir.attributes import DotDims
+from smelt.ir.blocks import BLOCKS
+from smelt.ir.core import Program, Value
+from smelt.ir.interpret import run
+from smelt.kernel.build import blocks_simt
+from smelt.passes.lower_blocks import round_activations
+from smelt.shape import Shape
+from smelt.weights import Weights
+from tests.cuda.emulated import EmulatedCuda
+from tests.unit.kernel.test_block_dot import Sketch, product, random_weights
+
+
+def launches_of(program: Program, device: EmulatedCuda) -> list[str]:
+    """The kinds of the launches of a program, those for other numbers of rows left out."""
+    *_, text = emit_source([plan_program(program, device.target())]).texts(1)
+    steps = json.loads(text)["programs"]["smelt0"]["steps"]
+    names = [each["function"] for step in steps for each in step.get("launches", ())]
+    return [name.removeprefix("smelt0_").rstrip("0123456789_") for name in names if name.endswith("_0")]
+
+
+@pytest.mark.parametrize("few", [0, blocks_simt.FEW_BLOCKS])
+@pytest.mark.parametrize("format", ["q4_0", "q8_0", "q5_1", "q4_k", "q6_k", "q2_k"])
+def test_shares_of_k(format: str, few: int, emulated: EmulatedCuda, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight and sixteen shares, all of which have as many units as a thread reads ahead, or twice as many."""
+    monkeypatch.setattr(blocks_simt, "FEW_BLOCKS", few)
+    row, columns = BLOCKS[format], 32
+    blocks = (128 if few else 64) if row.length == 32 else 17
+    program = round_activations(product(row, blocks, columns))
+    w = random_weights(row, columns, blocks, seed=seed)
+    x = np.random.default_rng(seed).standard_normal((9, blocks * row.length), np.float32)
+    (made,) = compile_all([program], emulated.target())
+    assert not isinstance(made, SmeltError)
+    (want,) = run(program, [x, w])
+    found = {rows: made(x[:rows], w)[0].numpy() for rows in (1, 8, 9)}
+    for rows, got in found.items():
+        np.testing.assert_array_equal(got, found[9][:rows])
+    np.testing.assert_allclose(found[9], want, rtol=0, atol=4e-6 * np.abs(want).max())
+
+
+def feed_forward(depth: int, width: int) -> Program:
+    """x + down(silu(gate(n)) * up(n)) with n = x / rms(x), for any number of rows."""
+    row, rows = BLOCKS["q4_0"], symbol("R")
+    shapes = [Shape.of(ui8, (a, b // 32, row.bytes)) for a, b in ((width, depth), (width, depth), (depth, width))]
+    sketch = Sketch(Shape.of(f32, (rows, depth)), *shapes, weights=(1, 2, 3))
+    f = sketch.f
+    x, gate, up, down = f.args
+
+    def multiply(left: Value, w: Value, columns: int) -> Value:
+        dims = DotDims((), (), (1,), (1,))
+        dense = sketch.unblock(row, w)
+        return f.dot_general(left, dense, dot_dimension_numbers=dims, result=Shape.of(f32, (rows, columns)))
+
+    total = f.reduce_by("add", f.multiply(x, x), 0.0, (1,))
+    factor = f.rsqrt(f.multiply(total, f.full(1 / depth, total.shape)))
+    normal = f.multiply(x, f.broadcast_in_dim(factor, broadcast_dimensions=(0,), result=x.shape))
+    left = multiply(normal, gate, width)
+    inner = f.multiply(f.multiply(left, f.logistic(left)), multiply(normal, up, width))
+    return round_activations(sketch.program(f.add(x, multiply(inner, down, depth))))
+
+
+@pytest.mark.parametrize(
+    ("depth", "launches"),
+    [
+        (96, ["round_blocks", "packed_block_dot", "round_blocks", "packed_block_dot"]),
+        (8224, ["reduce", "round_blocks", "packed_block_dot", "round_blocks", "packed_block_dot"]),  # too long to hold
+    ],
+)
+def test_norms_and_rounding_are_one_launch(depth: int, launches: list[str], emulated: EmulatedCuda, seed: int) -> None:
+    """Gate and up are one product as well, and what follows them is computed where it is rounded."""
+    width, random = 64, np.random.default_rng(seed)
+    program = feed_forward(depth, width)
+    sizes = (width, depth), (width, depth), (depth, width)
+    weights: list[Any] = [random_weights(BLOCKS["q4_0"], a, b // 32, seed=seed + i) for i, (a, b) in enumerate(sizes)]
+    x = random.standard_normal((3, depth), np.float32)
+    stored = Weights.of({f"w{i + 1}": HostBuffer.of(each) for i, each in enumerate(weights)})
+    made = NativeEngine(emulated.target()).compile(program).prepare(stored)
+    assert [each for each in launches_of(program, emulated) if each != "relayout"] == launches
+    (want,) = run(program, [x, *weights])
+    for rows in (1, 3):
+        got = made(x[:rows])[0].numpy()
+        np.testing.assert_allclose(got, want[:rows], rtol=0, atol=2e-3 * np.abs(want).max())
