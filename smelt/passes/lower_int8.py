@@ -37,11 +37,18 @@ _TYPES = (i8, ui8, i32, f32)
 _MOVES = frozenset(f"stablehlo.{name}" for name in ("reshape", "transpose", "broadcast_in_dim", "convert"))
 
 
-def int8_rules(width: int) -> list[Rule]:
-    """The rule that lowers quantised matmuls and convolutions to int8 GEMM over panels of `width` columns."""
+class Panel(Frozen):
+    """Columns of a packed panel, and adjacent steps of k in each of them."""
+
+    columns: int
+    steps: int = QUAD
+
+
+def int8_rules(panel: Panel) -> list[Rule]:
+    """The rule that lowers quantised matmuls and convolutions to int8 GEMM over packed panels."""
 
     def lower(m: Match) -> Value | None:
-        return _lower(m, width)
+        return _lower(m, panel)
 
     return [Rule(op("stablehlo.composite"), lower, "a quantised matmul is an int8 GEMM, zero points apart")]
 
@@ -62,7 +69,7 @@ SPREADING = [
 ]
 
 
-def _lower(m: Match, width: int) -> Value | None:
+def _lower(m: Match, panel: Panel) -> Value | None:
     if m.op.attrs["name"] != "smelt.qdot":
         return None
     said = decode(m.op)
@@ -98,9 +105,9 @@ def _lower(m: Match, width: int) -> Value | None:
         return None
     zeros = {each.role: space.part_of(each) for each in parameters if each.role.endswith("hs_zero")}
     if is_convolution:
-        total = _convolution_total(space, given[:2], zeros, said, width)
+        total = _convolution_total(space, given[:2], zeros, said, panel)
     else:
-        total = _dot_total(space, given[:2], zeros, width)
+        total = _dot_total(space, given[:2], zeros, panel)
     if total is None:
         return None
     found = _apply_epilogue(space, total, parameters, m.shape.dtype)
@@ -237,7 +244,7 @@ def _correct_zero_points(
 # ---- GEMM ----
 
 
-def _dot_total(space: _Space, given: Sequence[_Given], zeros: Mapping[str, _Part], width: int) -> _Part | None:
+def _dot_total(space: _Space, given: Sequence[_Given], zeros: Mapping[str, _Part], panel: Panel) -> _Part | None:
     """The GEMM with i32 results, zero points corrected."""
     b = space.b
     first, second = (space.part_of(each) for each in given)
@@ -256,7 +263,7 @@ def _dot_total(space: _Space, given: Sequence[_Given], zeros: Mapping[str, _Part
         product(space.sizes[each] for each in names) for names in (batch, rows, summed, columns)
     )
     matrix = _reshape(b, space.transpose_to(second, batch + summed + columns), (groups, depth, wide))
-    layout = panels(width, QUAD)
+    layout = panels(panel.columns, panel.steps)
     packed = b.op("smelt.relayout", matrix, layout=layout).result
     lines = _reshape(b, space.transpose_to(first, batch + rows + summed), (groups, height, depth))
     result = Shape.of(i32, (groups, height, wide))
@@ -306,7 +313,7 @@ class _Window(Frozen):
 
 
 def _convolution_total(
-    space: _Space, given: Sequence[_Given], zeros: Mapping[str, _Part], said: Mapping[str, Any], width: int
+    space: _Space, given: Sequence[_Given], zeros: Mapping[str, _Part], said: Mapping[str, Any], panel: Panel
 ) -> _Part | None:
     """The convolution with i32 results, zero points corrected: as int8 GEMM, or in f32 where that is exact."""
     lhs, rhs = given
@@ -338,7 +345,7 @@ def _convolution_total(
         ones = b.full(1, Shape.of(i8, (*kernel.shape.sizes[:-1], 1)))
         kernel = b.concatenate(kernel, ones, dimension=kernel.shape.rank - 1)
     sizes = (*space.shape(names[:-1], i32).sizes, kernel.shape.sizes[-1])
-    made = _convolve(b, window.replace(maps=left.value, kernel=kernel), left.zero, sizes, width)
+    made = _convolve(b, window.replace(maps=left.value, kernel=kernel), left.zero, sizes, panel)
     shown = _Part(made if right.zero is None else crop(b, made, {last: (0, features)}), names)
     total = _Part(space.transpose_to(shown, space.letters), space.letters)
 
@@ -356,10 +363,11 @@ def _convolution_total(
     return _correct_zero_points(space, total, left, right, column_sums, row_sums)
 
 
-def _convolve(b: Builder, window: _Window, zero: _Part | None, sizes: Sequence[Size], width: int) -> Value:
+def _convolve(b: Builder, window: _Window, zero: _Part | None, sizes: Sequence[Size], panel: Panel) -> Value:
     """The uint8 × int8 convolution. Padding is the real number 0, that is, the zero point."""
     maps, kernel, groups = window.maps, window.kernel, window.groups
-    more = -window.depth % QUAD if groups == 1 else 0
+    steps = panel.steps if groups == 1 or window.depth % panel.steps == 0 else QUAD
+    more = -window.depth % steps if groups == 1 else 0
     if window.is_padded or more:
         point = b.constant(0, ui8) if zero is None else _convert(b, zero.value, ui8)
         low, high = ((0, *(pair[i] for pair in window.padding), more * i) for i in (0, 1))
@@ -378,7 +386,7 @@ def _convolve(b: Builder, window: _Window, zero: _Part | None, sizes: Sequence[S
     *taps, depth, features = kernel.shape.sizes
     share = features // groups
     matrix = _transpose(b, _reshape(b, kernel, (product(taps) * depth, groups, share)), (1, 0, 2))
-    layout = panels(width, QUAD)
+    layout = panels(panel.columns, steps)
     packed = b.op("smelt.relayout", matrix, layout=layout).result
     if groups == 1 and set(taps) == set(window.strides) == {1}:
         pixels = product(sizes[:-1])

@@ -14,7 +14,7 @@ from typing import TextIO
 
 from smelt.frozen import Frozen
 from smelt.ir.core import Program
-from smelt.ir.ops.packed import OCTET, PAIR
+from smelt.ir.ops.packed import OCTET, PAIR, QUAD, SIXTEEN
 from smelt.ir.rewrite import Edit, Rule, rewrite
 from smelt.ir.text import print_program
 from smelt.ir.verify import verify
@@ -31,7 +31,7 @@ from smelt.passes.lower import lower
 from smelt.passes.lower_bf16 import bf16_rules
 from smelt.passes.lower_blocks import lower_blocks, merge_block_dots
 from smelt.passes.lower_custom_calls import lower_custom_calls
-from smelt.passes.lower_int8 import QUANTISING, SPREADING, int8_rules
+from smelt.passes.lower_int8 import QUANTISING, SPREADING, Panel, int8_rules
 from smelt.passes.lower_quantised_types import lower_quantised_types
 from smelt.passes.lower_random import lower_random
 from smelt.passes.merge_dots import merge_dots
@@ -144,6 +144,7 @@ def passes(
 
     simt = target is not None and target.kind == "simt"
     pack = pack_rules(width, simt=simt)
+    bytes_of_panel = Panel(width, SIXTEEN if simt else QUAD)
     packed = (
         Pass("channels_last", per_function(channels_last), "convolve feature maps in NHWC layout"),
         Pass("pack_weights", rules(pack), "pack the B operands of GEMMs and convolutions into panels"),
@@ -161,7 +162,11 @@ def passes(
             "fuse_attention", rules(attention_rules(width, not simt)), "FlashAttention: scores are never materialised"
         ),
         on_blocks,
-        Pass("lower_int8", rules(int8_rules(width)), "compute quantised matmuls and convolutions as int8 GEMM"),
+        Pass(
+            "lower_int8",
+            rules(int8_rules(bytes_of_panel)),
+            "compute quantised matmuls and convolutions as int8 GEMM",
+        ),
         Pass("inline", inline_composites, "decompose composites that have no kernel"),
         Pass("lower_bf16", per_function(lower_bf16), "compute bf16 matmuls as bf16 GEMM, or in f32"),
         Pass("fuse_quantise", until_stable(fuse_quantise), "fuse scale, zero point, rounding and clamp into one op"),

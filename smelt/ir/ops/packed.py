@@ -26,7 +26,8 @@ from smelt.ir.ops.window import window_count
 from smelt.layout import Digit, Layout
 from smelt.shape import Shape
 
-QUAD, PAIR, OCTET = 4, 2, 8  # adjacent steps of k in panels of int8, of bf16, and of bf16 on a GPU
+QUAD, PAIR = 4, 2  # adjacent steps of k in panels of int8 and of bf16
+OCTET, SIXTEEN = 8, 16  # the same on a GPU: of bf16, and of int8
 K = 1  # the axis of a matrix [group, k, column]
 
 

@@ -20,7 +20,6 @@ from smelt.ir.ops.packed import taps_of
 from smelt.kernel.build.conv import Window, with_rows
 from smelt.kernel.build.gemm import Columns, panel_slice
 from smelt.kernel.build.gemm_simt import (
-    K_STAGE,
     SplitK,
     Tiled,
     across_panels,
@@ -29,6 +28,7 @@ from smelt.kernel.build.gemm_simt import (
     choose_tile,
     form_on_gpu,
     is_worth_splitting,
+    steps_together,
     tensor_tile,
 )
 from smelt.kernel.build.sinks import Output, simt_sink
@@ -38,21 +38,24 @@ from smelt.kernel.loops.nest import Nest, tensor
 from smelt.kernel.loops.tensor_tile import TENSOR, TILE_ROWS
 from smelt.shape import Shape
 
+TAPS = 64  # whose bits a word holds
+
 
 @simt_sink("smelt.packed_conv")
 def packed_conv(nest: Nest, op: Op, output: Output) -> None:
     form, sizes = form_on_gpu(op), tensor(op.result).sizes
-    if form in TENSOR and len(taps_of(op.attrs).window) <= 2:
+    groups, count, lines, line = tensor(op.operands[1]).sizes
+    assert isinstance(lines, int)
+    window, said = Window.of(nest, op, lines * form.k_pack), taps_of(op.attrs)
+    has_bits = any(map(any, said.edges)) or not window.outer or prod(said.window) < TAPS
+    if form in TENSOR and len(said.window) <= 2 and has_bits:
         _tensor_conv(nest, op, output, form)
         return
-    groups, count, lines, line = tensor(op.operands[1]).sizes
     *places, channels_out = with_rows(sizes)
     assert isinstance(groups, int)
-    assert isinstance(lines, int)
     assert isinstance(line, int)
     assert isinstance(channels_out, int)
     width, share = line // form.k_pack, channels_out // groups
-    window = Window.of(nest, op, lines * form.k_pack)
     pixels, blocks = product(places), prod(window.block_counts(form))
     tiles = groups * ceildiv(pixels, TILE_ROWS) * count
     splits = form.total == f32 and form.k_pack == 1 and is_worth_splitting(tiles, blocks, pixels * channels_out)
@@ -74,7 +77,7 @@ def packed_conv(nest: Nest, op: Op, output: Output) -> None:
         there = at_most(nest, width, share, before)
         tile = Tiled(nest.tile("tile", form.total, TILE_ROWS * width), width, width, used, before, there)
         if form in TENSOR:
-            tile = tensor_tile(nest, TILE_ROWS, width, used, before, there)
+            tile = tensor_tile(nest, form, TILE_ROWS, width, used, before, there)
         columns = Columns(before, width, tile.columns, form.total)
         with nullcontext(window.block(nest, form, at_block)) if splits else window.blocks(nest, form) as block:
             number, offset, done, taps, extent = block
@@ -102,8 +105,8 @@ def packed_conv(nest: Nest, op: Op, output: Output) -> None:
 
 
 def _tensor_conv(nest: Nest, op: Op, output: Output, form: Form) -> None:
-    """Rows of a tile are pixels. Taps are read one by one where zeros surround the feature maps; else those of a row of
-    the window are adjacent."""
+    """Rows of a tile are pixels. Taps are read one by one where zeros surround the feature maps, or where those of a
+    row of the window are not adjacent."""
     sizes, taps = tensor(op.result).sizes, taps_of(op.attrs)
     groups, _, lines, line = tensor(op.operands[1]).sizes
     *places, channels_out = with_rows(sizes)
@@ -112,12 +115,12 @@ def _tensor_conv(nest: Nest, op: Op, output: Output, form: Form) -> None:
     assert isinstance(line, int)
     assert isinstance(channels_out, int)
     width, share = line // form.k_pack, channels_out // groups
-    window, padded = Window.of(nest, op, lines * form.k_pack), any(map(any, taps.edges))
+    window = Window.of(nest, op, lines * form.k_pack)
+    padded = any(map(any, taps.edges)) or bool(window.outer)  # two loops over taps have bits as well
     pixels, count = product(places), prod(taps.window) if padded else window.taps
     run = window.channels if padded else window.run
-    size = choose_tile(
-        nest.target, form, lambda rows: groups * ceildiv(pixels, rows), share, count * ceildiv(run, K_STAGE)
-    )
+    stages = count * ceildiv(run, steps_together(form))
+    size = choose_tile(nest.target, form, lambda rows: groups * ceildiv(pixels, rows), share, stages)
     tall, wide = size.rows, size.columns
     counts = groups, ceildiv(pixels, tall), ceildiv(share, wide)
     split = SplitK.of(nest, size, counts)
@@ -133,9 +136,9 @@ def _tensor_conv(nest: Nest, op: Op, output: Output, form: Form) -> None:
                 begin = add(begin, *(-low * axis for (low, _), axis in corner))
                 nest.write(starts, add(i, tall), _find_taps(nest, op, at))
             nest.write(starts, i, nest.let(begin))
-        tile = tensor_tile(nest, tall, wide, used, before, there)
+        tile = tensor_tile(nest, form, tall, wide, used, before, there)
         panel = nest.let(scale(number, wide // width))
-        b = panel_slice(nest, op, (group, panel, Number(0)), Amount(run), Columns(before, width, there, f32))
+        b = panel_slice(nest, op, (group, panel, Number(0)), Amount(run), Columns(before, width, there, form.total))
         rows = Load(Place(starts, Number(0)), i64)
         counts_of_taps, steps = [window.taps], [window.tap_stride]
         if padded:

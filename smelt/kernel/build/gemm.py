@@ -24,6 +24,7 @@ from smelt.kernel.loops.form import (
     TENSOR_BF16,
     TENSOR_F16,
     TENSOR_F32_BF16,
+    TENSOR_INT8,
     Form,
 )
 from smelt.kernel.loops.grammar import (
@@ -96,7 +97,7 @@ PASS_COLUMNS = 64  # columns of the panels that a chunk of rows passes together
 ROW_BLOCKS = {BF16: 384, INT8: 192}  # rows per cache-resident K-block
 
 
-FORMS = (F32, F32_F16, F32_BF16, BF16, INT8, TENSOR_BF16, TENSOR_F16, TENSOR_F32_BF16)
+FORMS = (F32, F32_F16, F32_BF16, BF16, INT8, TENSOR_BF16, TENSOR_F16, TENSOR_F32_BF16, TENSOR_INT8)
 
 
 def form_of(op: Op) -> Form | None:

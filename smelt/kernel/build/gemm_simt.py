@@ -27,6 +27,7 @@ from smelt.kernel.loops.form import (
     TENSOR_BF16,
     TENSOR_F16,
     TENSOR_F32_BF16,
+    TENSOR_INT8,
     Form,
 )
 from smelt.kernel.loops.grammar import Amount, Expr, Load, Mma, Number, Place, Set, Slice, Split, add, scale, split
@@ -180,7 +181,7 @@ def few_and_most(target: Target, op: Op, form: Form) -> tuple[int, int]:
     faster for many columns, and from 9 rows on: with few columns blocks split K, which costs more time than it saves
     where there are fewer rows."""
     groups, _, _, width = tensor(op.operands[1]).sizes
-    if form is TENSOR_F16:  # which only tiles are for
+    if form in (TENSOR_F16, TENSOR_INT8):  # which only tiles are for
         return 0, 0
     if form is not TENSOR_BF16 or WARPGROUPS not in target.features or width != STREAM_COLUMNS * form.k_pack:
         return FEW_TENSOR_ROWS, FEW_TENSOR_ROWS
@@ -252,7 +253,7 @@ def _many_rows(nest: Nest, op: Op, output: Output, form: Form, here: Size) -> No
     asked = nest.choose_schedule(key, TensorTile).columns
     size = TensorSize(TILE_ROWS, asked)
     if asked not in WIDTHS or not fits_shared_memory(nest.target, form, asked):
-        steps = ceildiv(depth, K_STAGE)
+        steps = ceildiv(depth, steps_together(form))
         size = choose_tile(nest.target, form, lambda high: groups * ceildiv(rows, high), columns, steps)
     tall, wide = size.rows, size.columns
     counts = groups * here, ceildiv(rows, tall), ceildiv(columns, wide)
@@ -260,15 +261,20 @@ def _many_rows(nest: Nest, op: Op, output: Output, form: Form, here: Size) -> No
     with nest.loops((*counts, size.splits)) as (group, part, number, share):
         first, before = nest.let(scale(part, tall)), scale(number, wide)
         used, there = at_most(nest, tall, rows, first), at_most(nest, wide, columns, before)
-        tile = tensor_tile(nest, tall, wide, used, before, there)
+        tile = tensor_tile(nest, form, tall, wide, used, before, there)
         a = row_slice(nest, op, lhs, (group, first, Number(0)), (used, Amount(depth)))
         panel = nest.let(scale(number, wide // width))
         place = (Number(0) if shared == 1 else group, panel, Number(0))
-        b = panel_slice(nest, op, place, Amount(depth), Columns(before, width, there, f32))
+        b = panel_slice(nest, op, place, Amount(depth), Columns(before, width, there, form.total))
         shares = split.shares(nest, (group, part, number), share)
         nest.emit(Mma(tile.sums, a, across_panels(nest, op, b), form, shares))
         tile = split.finish(nest, tile, shares)
         tile.store_vectors(nest, op, output, columns, lambda row, column: (group, add(first, row), column))
+
+
+def steps_together(form: Form) -> int:
+    """Steps of K that `choose_tile` counts: 128 bytes of a row of 16 bits or fewer."""
+    return K_STAGE * 2 if form is TENSOR_INT8 else K_STAGE
 
 
 class TensorSize(Frozen):
@@ -291,7 +297,7 @@ def choose_tile(target: Target, form: Form, parts: Callable[[int], Size], column
             continue
         resident = min(2, target.cache_bytes[0] // (STAGES * stage_bytes(form, wide, tall))) or 1
         each = max(tall * wide * K_STAGE / PRODUCTS, (tall + wide) * 2 * K_STAGE / CACHE_RATE)
-        for splits in (1,) if form is TENSOR_F32_BF16 else SPLITS:
+        for splits in (1,) if form in (TENSOR_F32_BF16, TENSOR_INT8) else SPLITS:
             if splits > 1 and (stages < 2 * splits or tiles * splits > MULTIPROCESSORS):
                 break
             turns = -(-tiles * splits // MULTIPROCESSORS), -(-tiles // (resident * MULTIPROCESSORS))
@@ -354,10 +360,10 @@ def across_panels(nest: Nest, op: Op, b: Slice) -> Slice:
     return Slice(b.place, (*b.sizes, Number(1)), (*b.strides, axis_stride(nest, op, op.operands[1], 1)))
 
 
-def tensor_tile(nest: Nest, tall: int, wide: int, rows: Expr, first: Expr, columns: Expr) -> Tiled:
+def tensor_tile(nest: Nest, form: Form, tall: int, wide: int, rows: Expr, first: Expr, columns: Expr) -> Tiled:
     """A block's tile of sums on tensor cores."""
     pitch = wide + PAD
-    return Tiled(nest.tile("tile", f32, tall * pitch), wide, pitch, rows, first, columns, tall)
+    return Tiled(nest.tile("tile", form.total, tall * pitch), wide, pitch, rows, first, columns, tall, form.total)
 
 
 def at_most(nest: Nest, most: int, size: Size, first: Expr) -> Expr:
@@ -379,6 +385,7 @@ class Tiled:
     first: Expr
     columns: Expr
     height: int = TILE_ROWS  # rows that it has room for
+    element: DType = f32
 
     @property
     def sums(self) -> Slice:
@@ -404,10 +411,10 @@ class Tiled:
     def store_vectors(
         self, nest: Nest, op: Op, output: Output, count: Size, index: Callable[[Expr, Expr], Index]
     ) -> None:
-        """The same for sums of f32; a thread takes adjacent columns. `count`: columns of the whole result."""
+        """The same on tensor cores; a thread takes adjacent columns. `count`: columns of the whole result."""
         vector = VECTOR // max(16, tensor(output.last or op.result).element.bits)  # so that neighbours store neighbours
         if not isinstance(count, int) or count % max(vector, 2):
-            self.store(nest, op, output, f32, index)
+            self.store(nest, op, output, self.element, index)
             return
         most = self.height * self.width // vector
         with nest.loop(nest.let(scale(self.rows, self.width // vector)), "lane", most=most) as at:
@@ -416,5 +423,5 @@ class Tiled:
             whole = count % self.width == 0
             guard = nullcontext() if whole else nest.guard(nest.less(nest.let(column), self.columns))
             with guard, nest.loop(vector, "vector") as i:
-                value = nest.read(self.name, add(scale(row, self.pitch), column, i), f32)
+                value = nest.read(self.name, add(scale(row, self.pitch), column, i), self.element)
                 output.finish(nest, op, index(row, add(self.first, column, i)), value)

@@ -622,8 +622,8 @@ class StagePrinter(Printer):
         if mma.form in TENSOR:
             given = [*given[:5], *map(self.expr, turns), *given[6:8], self.expr(mma.b.strides[2]), *given[8:]]
             tall, wide = tile_rows(mma, (tile for tile, _ in self.stage.tiles)), tile_columns(mma)
-            steps = stage_steps(mma.form, alone=has_multiprocessors(self.stage.extent))
-            ring = self.stage.ring // stage_bytes(mma.form, wide, tall, steps), steps
+            deep = stage_steps(mma.form, alone=has_multiprocessors(self.stage.extent))
+            ring = self.stage.ring // stage_bytes(mma.form, wide, tall, deep), deep
             splits = isinstance(mma.accumulate, Split)
             flags = {"aligned": self.is_aligned(mma), "window": len(counts) > 1, "splits": splits}
             function = tile_call(mma.form, tall, wide, ring, **flags)

@@ -9,15 +9,22 @@ it to programs, and has the instructions and the loads of rows.
 from __future__ import annotations
 
 from smelt.kernel import math
-from smelt.kernel.loops.form import TENSOR_F16, Form
+from smelt.kernel.loops.form import TENSOR_BF16, TENSOR_F16, TENSOR_INT8, Form
 
 WGMMA = """\
-inline void smelt_wgmma{suffix}(f32 (&d)[{count}], ui64 a, ui64 b) {{
-  asm volatile("wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{type}.{type} {{{places}}},"
-      " %{count}, %{next}, 1, 1, 1, 0, 0;"
+inline void smelt_wgmma{suffix}({total} (&d)[{count}], ui64 a, ui64 b) {{
+  asm volatile("wgmma.mma_async.sync.aligned.m64n{columns}{types} {{{places}}},"
+      " %{count}, %{next}, {flags};"
       : {values} : "l"(a), "l"(b));
 }}
 """
+# What follows the name, the sums and their registers, the instruction's sizes and types, its flags.
+KINDS = (
+    ("", "f32", "f", "k16.f32.bf16.bf16", "1, 1, 1, 0, 0"),
+    ("_f16", "f32", "f", "k16.f32.f16.f16", "1, 1, 1, 0, 0"),
+    ("_int8", "i32", "r", "k32.s32.u8.s8", "1"),
+)
+FORMS = (TENSOR_BF16, TENSOR_F16, TENSOR_INT8)  # in their order; f32 as the first
 INSTRUCTION_COLUMNS = (8, 16, 32, 64, 128, 192, 256)
 # THREADS of a block have the sums.
 SHARE = """\
@@ -49,43 +56,46 @@ template <int COUNT, int THREADS> inline bool smelt_join_parts(int lane, f32 *su
 TILE = """\
 // 16 bytes of a row in a slab of the ring. Banks of neighbouring rows differ; bf16: wgmma's swizzle of 64 bytes.
 template <class L> inline int smelt_chunk(int r, int chunk) {
-  return sizeof(L) == 2 ? r * 64 + (chunk ^ (r / 2 % 4)) * 16 : r * 128 + (chunk ^ (r % 8)) * 16;
+  return sizeof(L) <= 2 ? r * 64 + (chunk ^ (r / 2 % 4)) * 16 : r * 128 + (chunk ^ (r % 8)) * 16;
 }
-struct __align__(8) smelt_pair { f32 x[2]; };
-inline void smelt_keep_pair(f32 *to, f32 x, f32 y, i64 accumulate) {
-  smelt_pair pair = {{x, y}};
+template <class T> struct __align__(8) smelt_pair { T x[2]; };
+template <class T> inline void smelt_keep_pair(T *to, T x, T y, i64 accumulate) {
+  smelt_pair<T> pair = {{x, y}};
   if (accumulate) {
     pair.x[0] = to[0] + x;
     pair.x[1] = to[1] + y;
   }
-  *(smelt_pair *)to = pair;
+  *(smelt_pair<T> *)to = pair;
 }
 // Rows begin at `starts`, or `row` apart. Taps are `tap` apart, after every `across` of them `turn` more. WINDOW: bit t
 // of element ROWS + r of `starts` says whether tap t of row r is there. ALIGNED: all are whole runs of 16 bytes. A
-// stage has SLABS times 32 steps.
-template <class L, int ROWS, int COLUMNS, int STAGES, int SLABS, bool ALIGNED, bool WINDOW, bool SPLIT, bool F16>
+// stage has SLABS of 64 bytes of every row, of 128 where rows are f32.
+template <class L, int ROWS, int COLUMNS, int STAGES, int SLABS, bool ALIGNED, bool WINDOW, bool SPLIT, int KIND>
 inline void smelt_tile(int lane, char *ring, i64 rows, const L *a, const i64 *starts, i64 row, i64 tap, i64 across,
-    i64 turn, const ui16 *b, i64 line, i64 panel, i64 taps, i64 depth, f32 *acc, i64 width, i64 columns,
+    i64 turn, const typename smelt_left<L>::Right *b, i64 line, i64 panel, i64 taps, i64 depth,
+    typename smelt_left<L>::Total *acc, i64 width, i64 columns,
     i64 accumulate, const smelt_share &share = smelt_share{}) {
   enum {
-    PARTS = smelt_left<L>::PARTS, STEPS = 32 * SLABS, LEFT = ROWS * 32 * sizeof(L), PER = STEPS * sizeof(L) / 16,
-    BELOW = 256 / PER, PITCH = 16 * COLUMNS + SMELT_PAD(L),
+    PARTS = smelt_left<L>::PARTS, PACK = smelt_left<L>::PACK, SLAB = sizeof(L) == 4 ? 128 : 64, LEFT = ROWS * SLAB,
+    STEPS = SLABS * SLAB / (int)sizeof(L), PER = SLABS * SLAB / 16, BELOW = 256 / PER,
+    PITCH = 16 * COLUMNS + SMELT_PAD(L),
     STAGE = (ROWS * 16 * PER + SLABS * 4 * (16 * COLUMNS + 32) + 1023) / 1024 * 1024,
     WIDE = COLUMNS >= 192 ? COLUMNS / 4 : ROWS == 64 && COLUMNS == 64 ? 16 : 32, ACROSS = COLUMNS / WIDE,
     HIGH = ROWS * ACROSS / 8, OWN = ROWS / BELOW, OWN_LINES = SLABS * COLUMNS / 64, EVEN = 256 % COLUMNS == 0
   };
-  const int count = (int)depth, lines = (count + 7) / 8, each = (count + STEPS - 1) / STEPS, all = (int)taps * each;
+  const int count = (int)depth, lines = (count + PACK - 1) / PACK;
+  const int each = (count + STEPS - 1) / STEPS, all = (int)taps * each;
   const int begin = SPLIT ? (int)((i64)all * share.number / share.count) : 0;
   const int stages = SPLIT ? (int)((i64)all * (share.number + 1) / share.count) : all;
   const int first_tap = SPLIT ? begin / each : 0, first_k = SPLIT ? begin % each * STEPS : 0;
   // A thread copies 16 bytes of OWN rows, and of one column in every other line.
   const int chunk = lane % PER, first_row = lane / PER, column = lane % COLUMNS, first_line = lane / COLUMNS;
-  const int per_slab = 32 * sizeof(L) / 16;
+  const int per_slab = SLAB / 16;
   const int to_row = chunk / per_slab * LEFT + smelt_chunk<L>(first_row, chunk % per_slab);
   const int to_line = SLABS * LEFT + first_line * PITCH + column * 16;
-  const ui16 *w = b + (i64)(first_tap * lines + first_k / 8) * line;
-  if (EVEN) w += column / 64 * panel + first_line * line + column % 64 * 8;
-  const i64 next_lines = STEPS / 8 * line, last_lines = (lines - (each - 1) * (STEPS / 8)) * line;
+  const auto *w = b + (i64)(first_tap * lines + first_k / PACK) * line;
+  if (EVEN) w += column / 64 * panel + first_line * line + column % 64 * PACK;
+  const i64 next_lines = STEPS / PACK * line, last_lines = (lines - (each - 1) * (STEPS / PACK)) * line;
   const int last_column = (int)(columns < COLUMNS ? columns : COLUMNS);
   const bool has_column = column / 64 * 64 < last_column;
   int line_left = count - first_k, line_stage = begin;
@@ -98,13 +108,13 @@ inline void smelt_tile(int lane, char *ring, i64 rows, const L *a, const i64 *st
     for (int i = 0; i < OWN_LINES; i++)
       if (EVEN) {
         const int more = 256 / COLUMNS * i;
-        const bool here = has_column && 8 * (first_line + more) < line_left;
+        const bool here = has_column && PACK * (first_line + more) < line_left;
         smelt_copy_async(slot + to_line + more * PITCH, w + more * line, here ? 16 : 0);
       } else {
         const int at = (lane + 256 * i) / COLUMNS, side = (lane + 256 * i) % COLUMNS;
-        const bool here = side / 64 * 64 < last_column && 8 * at < line_left;
+        const bool here = side / 64 * 64 < last_column && PACK * at < line_left;
         smelt_copy_async(slot + SLABS * LEFT + at * PITCH + side * 16,
-                         w + side / 64 * panel + at * line + side % 64 * 8, here ? 16 : 0);
+                         w + side / 64 * panel + at * line + side % 64 * PACK, here ? 16 : 0);
       }
     line_left -= STEPS;
     w += line_left > 0 ? next_lines : last_lines;
@@ -134,7 +144,7 @@ inline void smelt_tile(int lane, char *ring, i64 rows, const L *a, const i64 *st
       const int used = bytes <= 0 ? 0 : ALIGNED || bytes >= 16 ? 16 : bytes;
 #pragma unroll
       for (int i = 0; i < OWN; i++) {
-        char *to = slot + to_row + i * BELOW * 32 * (int)sizeof(L);
+        char *to = slot + to_row + i * BELOW * SLAB;
         const bool here = WINDOW ? there[i] >> next_tap & 1 : there[i];
         if (ALIGNED || aligned) {
           smelt_copy_async(to, from[i], here ? used : 0);
@@ -162,9 +172,9 @@ inline void smelt_tile(int lane, char *ring, i64 rows, const L *a, const i64 *st
   };
   const int warp = lane / 32, group = lane % 32 / 4, member = lane % 4;
 #ifdef SMELT_WGMMA
-  if constexpr (sizeof(L) == 2) {
+  if constexpr (sizeof(L) <= 2) {
     enum { N = ROWS == 128 ? COLUMNS : COLUMNS / 2 };
-    f32 sum[N / 2];
+    typename smelt_left<L>::Total sum[N / 2];
 #pragma unroll
     for (int i = 0; i < N / 2; i++) sum[i] = 0;
     // Descriptors: address, distance of core matrices along K and along rows, swizzle (0: none, 2: 64 bytes).
@@ -190,7 +200,8 @@ inline void smelt_tile(int lane, char *ring, i64 rows, const L *a, const i64 *st
         for (int half = 0; half < 2; half++) {
           const ui64 x = left_form | (slot + s * LEFT + own_rows * 64 + half * 32) >> 4;
           const ui64 y = right_form | (slot + SLABS * LEFT + (s * 4 + half * 2) * PITCH + own_columns * 16) >> 4;
-          if constexpr (F16) smelt_wgmma_f16(sum, x, y);
+          if constexpr (KIND == 2) smelt_wgmma_int8(sum, x, y);
+          else if constexpr (KIND == 1) smelt_wgmma_f16(sum, x, y);
           else smelt_wgmma(sum, x, y);
         }
       smelt_wgmma_commit();
@@ -201,7 +212,8 @@ inline void smelt_tile(int lane, char *ring, i64 rows, const L *a, const i64 *st
     smelt_wgmma_wait<0>();
     smelt_copy_wait<0>();
     __syncthreads();
-    if (SPLIT && !smelt_join_parts<N / 2, 256>(lane, sum, share)) return;
+    if constexpr (SPLIT)
+      if (!smelt_join_parts<N / 2, 256>(lane, sum, share)) return;
 #pragma unroll
     for (int i = 0; i < N / 2; i += 2)
       smelt_keep_pair(acc + (own_rows + warp % 4 * 16 + group + i / 2 % 2 * 8) * width + own_columns + i / 4 * 8 +
@@ -210,7 +222,7 @@ inline void smelt_tile(int lane, char *ring, i64 rows, const L *a, const i64 *st
   }
 #endif
   const int high = warp / ACROSS * HIGH, wide = warp % ACROSS * WIDE;
-  f32 sum[HIGH / 16][WIDE / 8][4] = {};
+  typename smelt_left<L>::Total sum[HIGH / 16][WIDE / 8][4] = {};
 #pragma unroll
   for (int i = 0; i < STAGES - 1; i++) fetch_lines();
   smelt_await();
@@ -234,7 +246,7 @@ inline void smelt_tile(int lane, char *ring, i64 rows, const L *a, const i64 *st
 #pragma unroll
         for (int h = 0; h < 2; h++) {
           const int r = high + 16 * i + 8 * h + group;
-          if (sizeof(L) == 2) {
+          if constexpr (sizeof(L) <= 2) {
             x[h][0] = *(const smelt_words *)(slot + s * LEFT + smelt_chunk<L>(r, member));
           } else {
             __align__(16) smelt_words both[2];
@@ -251,7 +263,8 @@ inline void smelt_tile(int lane, char *ring, i64 rows, const L *a, const i64 *st
                                x[0][p].x[2 * half + 1], x[1][p].x[2 * half + 1]};
 #pragma unroll
             for (int j = 0; j < WIDE / 8; j++)
-              if constexpr (F16) smelt_mma_sync_f16(sum[i][j], z, y[j].x + 2 * half);
+              if constexpr (KIND == 2) smelt_mma_sync_int8(sum[i][j], z, y[j].x + 2 * half);
+              else if constexpr (KIND == 1) smelt_mma_sync_f16(sum[i][j], z, y[j].x + 2 * half);
               else smelt_mma_sync(sum[i][j], z, y[j].x + 2 * half);
           }
       }
@@ -259,7 +272,8 @@ inline void smelt_tile(int lane, char *ring, i64 rows, const L *a, const i64 *st
   }
   smelt_copy_wait<0>();
   __syncthreads();
-  if (SPLIT && !smelt_join_parts<HIGH * WIDE / 32, 256>(lane, &sum[0][0][0], share)) return;
+  if constexpr (SPLIT)
+    if (!smelt_join_parts<HIGH * WIDE / 32, 256>(lane, &sum[0][0][0], share)) return;
 #pragma unroll
   for (int i = 0; i < HIGH / 16; i++)
 #pragma unroll
@@ -273,7 +287,7 @@ inline void smelt_tile(int lane, char *ring, i64 rows, const L *a, const i64 *st
 # The rows of the panels in a stage: wgmma takes them as they are, mma.sync's threads then read different banks.
 PAD = """\
 #ifdef SMELT_WGMMA
-#define SMELT_PAD(L) (sizeof(L) == 2 ? 0 : 32)
+#define SMELT_PAD(L) (sizeof(L) <= 2 ? 0 : 32)
 #else
 #define SMELT_PAD(L) 32
 #endif
@@ -282,22 +296,23 @@ PAD = """\
 
 def wgmma_texts() -> str:
     """The instruction for every number of columns and element type."""
-    kinds = (("", "bf16"), ("_f16", "f16"))
-    return "".join(_wgmma_text(columns, *kind) for columns in INSTRUCTION_COLUMNS for kind in kinds)
+    return "".join(_wgmma_text(columns, *kind) for columns in INSTRUCTION_COLUMNS for kind in KINDS)
 
 
-def _wgmma_text(columns: int, suffix: str, type: str) -> str:
+def _wgmma_text(columns: int, suffix: str, total: str, register: str, types: str, flags: str) -> str:
     count = columns // 2
     places = ", ".join(f"%{i}" for i in range(count))
-    values = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    values = ", ".join(f'"+{register}"(d[{i}])' for i in range(count))
     sizes = {"columns": columns, "count": count, "next": count + 1}
-    return WGMMA.format(**sizes, places=places, values=values, suffix=suffix, type=type)
+    return WGMMA.format(**sizes, places=places, values=values, suffix=suffix, total=total, types=types, flags=flags)
 
 
 def tile_call(
     form: Form, rows: int, columns: int, ring: tuple[int, int], *, aligned: bool, window: bool, splits: bool
 ) -> str:
     """The name of the function that multiplies a tile. `ring`: its stages, and the steps of each."""
-    kinds = ", ".join(str(each).lower() for each in (aligned, window, splits, form is TENSOR_F16))
+    kind = FORMS.index(form) if form in FORMS else 0
+    kinds = ", ".join((*(str(each).lower() for each in (aligned, window, splits)), str(kind)))
     stages, steps = ring
-    return f"smelt_tile<{math.storage(form.left)}, {rows}, {columns}, {stages}, {steps // 32}, {kinds}>"
+    slabs = steps // (64 if form is TENSOR_INT8 else 32)
+    return f"smelt_tile<{math.storage(form.left)}, {rows}, {columns}, {stages}, {slabs}, {kinds}>"

@@ -46,8 +46,9 @@ def stage_steps(form: Form, *, alone: bool) -> int:
     return (LONG_STEPS if alone and form.left.bits <= 16 else SHORT_STEPS) * (2 if form.left.bits == 8 else 1)
 
 
-def stage_bytes(form: Form, columns: int, rows: int = TILE_ROWS, steps: int = SHORT_STEPS) -> int:
-    """A stage: steps of the rows and of the columns."""
+def stage_bytes(form: Form, columns: int, rows: int = TILE_ROWS, steps: int | None = None) -> int:
+    """A stage: steps of the rows and of the columns, by default few."""
+    steps = stage_steps(form, alone=False) if steps is None else steps
     used = rows * steps * form.left.bits // 8 + steps // form.k_pack * (16 * columns + 32)
     return -(-used // ALIGN) * ALIGN
 
