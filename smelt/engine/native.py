@@ -107,7 +107,7 @@ def compile_all(programs: Sequence[Program], target: Target | None = None) -> li
         except SmeltError as error:
             made.append(error)
     try:
-        library = build_library(source, target) if source.parts else None
+        library = None if all(isinstance(each, SmeltError) for each in made) else build_library(source, target)
     except DeviceError as error:
         if len(programs) == 1:
             return [error]

@@ -23,7 +23,7 @@ from smelt.dtype import dtype
 from smelt.engine import tune as tuning
 from smelt.engine import tuned
 from smelt.engine.compile import emit_source, plan_program
-from smelt.engine.native import NativeEngine, compile_all
+from smelt.engine.native import NativeEngine, NativeExecutable, compile_all
 from smelt.engine.profile import profile
 from smelt.engine.reference import ReferenceEngine
 from smelt.engine.store import recompile
@@ -662,3 +662,12 @@ def _launch_columns(program: Program, target: Target, columns: int) -> int:
     program_plan = json.loads(plans)["programs"]["smelt0"]
     (launch,) = list_launches(program_plan["steps"])
     return 1 if launch["single"] else int(program_plan["sizes"][launch["extent"]])
+
+
+def test_a_program_without_kernels(emulated: EmulatedCuda) -> None:
+    """Its plan is all there is to load."""
+    program = parse("func.func @main(%x: tensor<3xf32>) -> tensor<3xf32> {\n  return %x : tensor<3xf32>\n}")
+    (made,) = compile_all([program], TARGETS["sm_90"])
+    assert isinstance(made, NativeExecutable)
+    x = np.arange(3, dtype=np.float32)
+    np.testing.assert_array_equal(made.prepare(Weights.of({}))(x)[0].numpy(), x)

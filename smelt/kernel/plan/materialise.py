@@ -428,7 +428,7 @@ def _is_row(op: Op, use: _Use) -> bool:
     sizes = tensor(op.results[0]).sizes
     if any(axis is None and size != 1 for axis, size in zip(use.signature, sizes, strict=True)):
         return False
-    loops = [d for d, size in enumerate(tensor(root.results[0]).sizes) if size != 1]
-    last = tensor(root.results[0]).sizes[-1]
+    whole = tensor(root.results[0]).sizes
+    loops, last = [d for d, size in enumerate(whole) if size != 1], (1, *whole)[-1]
     by_rows = root.name in PULLS or (root.name == ONCE and isinstance(last, int) and last <= LONGEST_ROW)
     return by_rows and axes == loops[: len(axes)] and len(axes) < len(loops)

@@ -10,6 +10,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from smelt.dim import Size, symbol
+from smelt.engine.native import NativeEngine
 from smelt.engine.reference import ReferenceEngine
 from smelt.read.onnx import read
 from smelt.read.onnx.ops.shape import rest_of
@@ -141,3 +142,10 @@ N, M = symbol("N"), symbol("M")
 )
 def test_the_size_that_minus_one_stands_for(count: Size, sizes: list[Size], rest: Size) -> None:
     assert rest_of(count, sizes) == rest
+
+
+def test_a_reduction_that_ends_in_a_scalar(tmp_path: Path) -> None:
+    """The kernel around the product of a diagonal has no axis."""
+    program, weights = read(one_node(tmp_path, "Det", ["f32[2,2]"]))
+    (got,) = NativeEngine().compile(program).prepare(weights)(f32(1, 2, 3, 4).reshape(2, 2))
+    assert float(got) == pytest.approx(-2.0, rel=1e-6)
