@@ -196,7 +196,7 @@ def few(name: str, batch: int, random: np.random.Generator) -> tuple[Program, li
         return attend(jnp, q, k, v, masks(jnp, at), jnp.float32)
 
     program = parse(jax.jit(function).lower(*given, at).as_text())
-    return program, [*given, at], attend(np, q, k[:, :used], v[:, :used], masks(np, at), np.float64)
+    return program, [*given, np.asarray(at)], attend(np, q, k[:, :used], v[:, :used], masks(np, at), np.float64)
 
 
 @pytest.mark.parametrize("name", FEW)

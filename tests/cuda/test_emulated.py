@@ -23,7 +23,7 @@ from smelt.dtype import dtype
 from smelt.engine import tune as tuning
 from smelt.engine import tuned
 from smelt.engine.compile import emit_source, plan_program
-from smelt.engine.native import NativeEngine, NativeExecutable, compile_all
+from smelt.engine.native import NativeEngine, compile_all
 from smelt.engine.profile import profile
 from smelt.engine.reference import ReferenceEngine
 from smelt.engine.store import recompile
@@ -36,6 +36,7 @@ from smelt.kernel.build import attention_simt, paged_attention_simt
 from smelt.kernel.emit import kernel_cuda
 from smelt.kernel.tune.schedules import TensorTile
 from smelt.passes.lower_blocks import round_activations
+from smelt.run.executable import NativeExecutable
 from smelt.run.load import every_code
 from smelt.shape import Shape
 from smelt.target import Target
