@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from smelt.buffer import HostBuffer
+from smelt.device import cache
 from smelt.device.cuda import TARGETS
 from smelt.dtype import dtype
 from smelt.engine.compile import emit_source, plan_program
@@ -22,7 +24,7 @@ from smelt.kernel.loops import simt
 from smelt.kernel.loops.form import TENSOR_BF16
 from smelt.passes.quantise import with_precision
 from smelt.weights import Weights
-from tests.cuda.emulated import EmulatedCuda
+from tests.cuda.emulated import EmulatedCuda, compile_emulated
 
 BF16 = dtype("bf16").numpy
 ROUNDING = 2**-8  # of a result in bf16, relative to the largest one
@@ -168,6 +170,21 @@ def test_weights_by_the_copy_engine(
             made = product(rows, depth, columns)
             assert f"smelt_stream<{next(each for each in (8, 16, 32) if rows <= each)}, " in source(made, "sm_90")
             np.testing.assert_array_equal(run_with(made, "sm_90", {"w": w, "b": b}, x[:rows]), whole[:rows])
+
+
+def test_code_for_later_chips_without_wgmma(
+    emulated: EmulatedCuda, seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """PTX of sm_90 has no `wgmma`: the same kernels multiply by `mma.sync`, few rows from what the copy engine brings."""
+    monkeypatch.setattr(cache, "default", lambda: cache.Cache(tmp_path))  # others have this code with wgmma
+    monkeypatch.setattr(EmulatedCuda, "compile_file", lambda _, text, machine: compile_emulated(text, "sm_80"))
+    random = np.random.default_rng(seed)
+    for rows, depth, columns in ((20, 333, 130), (9, 640, 64), (64, 72, 200), (150, 200, 264)):
+        x, w, b = (random.standard_normal(each, np.float32) for each in ((rows, depth), (depth, columns), (columns,)))
+        x, w = x.astype(BF16), w.astype(BF16)
+        got = run_with(product(rows, depth, columns), "sm_90", {"w": w, "b": b}, x)
+        want = x.astype(np.float64) @ w.astype(np.float64) + b
+        assert np.abs(got - want).max() <= ROUNDING * np.abs(want).max()
 
 
 def test_who_reads_the_weights_of_few_rows() -> None:
