@@ -175,7 +175,7 @@ def test_weights_by_the_copy_engine(
 def test_code_for_later_chips_without_wgmma(
     emulated: EmulatedCuda, seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """PTX of sm_90 has no `wgmma`: the same kernels multiply by `mma.sync`, few rows from what the copy engine brings."""
+    """PTX of sm_90 has no `wgmma`: the same kernels multiply by `mma.sync`, few rows from the copy engine's stages."""
     monkeypatch.setattr(cache, "default", lambda: cache.Cache(tmp_path))  # others have this code with wgmma
     monkeypatch.setattr(EmulatedCuda, "compile_file", lambda _, text, machine: compile_emulated(text, "sm_80"))
     random = np.random.default_rng(seed)
