@@ -107,6 +107,36 @@ def test_convolutions(
     assert np.abs(got - want).max() <= ROUNDING * np.abs(want).max()
 
 
+@pytest.mark.parametrize("machine", ["sm_80", "sm_90"])
+@pytest.mark.parametrize(("groups", "dilation"), [(1, 2), (2, 1), (2, 2)])
+def test_convolutions_without_padding(
+    machine: str, groups: int, dilation: int, emulated: EmulatedCuda, seed: int
+) -> None:
+    """Rows of a window whose taps are not adjacent: with holes between them, or other groups' channels."""
+    side, channels, features, window = 7, 32, 128, 3
+    out = side - dilation * (window - 1)
+    left, right = f"tensor<2x{side}x{side}x{channels}xbf16>", f"tensor<3x3x{channels // groups}x{features}xbf16>"
+    result = f"tensor<2x{out}x{out}x{features}xf32>"
+    program = parse(f"""func.func @main(%x: {left}, %w: {right} {{smelt.weight = "w"}}) -> {result} {{
+  %0 = stablehlo.convolution(%x, %w) dim_numbers = [b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f],
+    window = {{rhs_dilate = [{dilation}, {dilation}]}}
+    {{batch_group_count = 1 : i64, feature_group_count = {groups} : i64}} : ({left}, {right}) -> {result}
+  return %0 : {result}
+}}""")
+    assert "smelt_tile<ui16" in source(program, machine)
+    random = np.random.default_rng(seed)
+    x, w = (random.standard_normal(arg.shape.numbers(), np.float32).astype(BF16) for arg in program.main.args)
+    got = run_with(program, machine, {"w": w}, x)
+    here = NativeEngine().compile(program).prepare(Weights.of({"w": HostBuffer.of(w)}))(x)[0]
+    wide, want = x.astype(np.float64).reshape(2, side, side, groups, -1), np.zeros((2, out, out, features))
+    parts = w.astype(np.float64).reshape(window, window, -1, groups, features // groups)
+    for i, j in np.ndindex(window, window):
+        rows, columns = (slice(at * dilation, at * dilation + out) for at in (i, j))
+        want += np.einsum("bhwgc,cgo->bhwgo", wide[:, rows, columns], parts[i, j]).reshape(want.shape)
+    for each in (got, np.asarray(here)):
+        assert np.abs(each - want).max() <= 1e-5 * np.abs(want).max()
+
+
 def test_zeros_around_feature_maps_are_not_stored() -> None:
     """The convolution reads what is there, by one launch."""
     program = convolution(1, 6, 32, 64, 3, 1, 1)
