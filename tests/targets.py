@@ -1,8 +1,9 @@
 """Tests again, with kernels for other processors: `SMELT_TARGET` for each target that this machine can run.
 
 `make test` runs SAMPLES of the kernel, property and conformance tests for avx2 and plain. `make test-all` runs
-everything for every target, and the tests of int8 products on an emulated processor without VNNI where qemu-user is
-installed. (Code for NEON runs under qemu-aarch64 in tests/unit/kernel/test_memory_bounds.py, in every run.)
+everything for every target but the one that this processor is, whose kernels all other tests ran already, and the
+tests of int8 products on an emulated processor without VNNI where qemu-user is installed and this one has VNNI. (Code
+for NEON runs under qemu-aarch64 in tests/unit/kernel/test_memory_bounds.py, in every run.)
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ SAMPLES = (
 # What multiplies int8, by us or by onnxruntime; kernels are for avx2, which is what the emulated processor has.
 INT8 = ("tests/unit/engine/test_quantised_models.py", "tests/unit/read/test_onnx_quant.py")
 EMULATED = "Haswell"
+VNNI = frozenset({"avx512_vnni", "avx_vnni"})
 
 
 def missing(name: str) -> str:
@@ -39,6 +41,12 @@ def missing(name: str) -> str:
     if target.name != here.name:
         return f"this is {here.name}"
     return ", ".join(sorted(target.features - here.features))
+
+
+def is_own(name: str) -> bool:
+    """Whether kernels for this processor are those for a target: of the features that kernels use it has the same."""
+    used = frozenset[str]().union(*(each.features for each in cpu.TARGETS.values()))
+    return not missing(name) and cpu.TARGETS[name].features == cpu.target("native").features & used
 
 
 def run(title: str, command: Sequence[str], **environment: str) -> bool:
@@ -57,11 +65,17 @@ def main() -> int:
         if lacks:
             print(f"\n==== {name}: left out, this machine cannot run it ({lacks})", flush=True)
             continue
+        if options.all and is_own(name):
+            print(f"\n==== {name}: left out, it is what this machine's own kernels are for", flush=True)
+            continue
         parts = () if options.all else SAMPLES
         if not run(name, [sys.executable, "-m", "pytest", *parts, *more], SMELT_TARGET=name):
             failed.append(name)
-    emulator = shutil.which("qemu-x86_64") if cpu.target("native").name == "x86_64" else None
-    if options.all and emulator:
+    here = cpu.target("native")
+    emulator = shutil.which("qemu-x86_64") if here.name == "x86_64" else None
+    if options.all and not here.features & VNNI:
+        print("\n==== int8 on a processor without VNNI: left out, this is one", flush=True)
+    elif options.all and emulator:
         command = [emulator, "-cpu", EMULATED, sys.executable, "-m", "pytest", "-n0", "--timeout=1800", *INT8]
         if not run(f"int8 on an emulated {EMULATED}", command, SMELT_TARGET="avx2"):
             failed.append(EMULATED)
