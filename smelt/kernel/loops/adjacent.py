@@ -17,6 +17,7 @@ from smelt.kernel.loops.grammar import (
     Let,
     Number,
     Place,
+    Quotient,
     Stmt,
     Var,
     add,
@@ -75,6 +76,8 @@ def _divisor(expr: Expr, definitions: Mapping[Var, Expr]) -> int:
             return _divisor_of_size(size)
         case Var():
             return _divisor(definitions[expr], definitions) if expr in definitions else 1
+        case Quotient(x, int(size)) if size and _divisor(x, definitions) % size == 0:
+            return _divisor(x, definitions) // size
     form = affine(expr)
     if form.terms == ((expr, 1),):
         return 1
