@@ -32,7 +32,7 @@ CASES = [  # machine, kind, rows, the most of them whose weights threads read th
 
 def gated(kind: str, rows: int | str, element: str, columns: int = COLUMNS) -> Program:
     """`act(x @ gate) * (x @ up)` of rows. `wide`: stored in f32, and not in the type of the rows; `both`: with the
-    first product as a second result."""
+    first product as a second result; `down`: times the gate's weights again, transposed."""
     types = [Shape(element, rows, DEPTH), *[Shape(element, DEPTH, columns)] * 2, Shape("f32", columns)]
     attrs: list[Any] = [{}, {"smelt.weight": "gate"}, {"smelt.weight": "up"}, {}]
     f = FuncBuilder("main", types, arg_attrs=attrs)
@@ -54,13 +54,16 @@ def gated(kind: str, rows: int | str, element: str, columns: int = COLUMNS) -> P
         left = f.multiply(left, f.logistic(left))
     made = f.multiply(left, right)
     made = made if kind == "wide" else f.convert(made, result=wide.with_dtype(dtype(element)))
+    if kind == "down":
+        back = Shape.of(dtype("f32"), (size, DEPTH))
+        made = f.dot_general(made, gate, dot_dimension_numbers=DotDims((), (), (1,), (1,)), result=back)
     return Program.of(f.func(made, *([first] if kind == "both" else [])))
 
 
-def launches(program: Program, machine: str) -> list[str]:
+def launches(program: Program, machine: str) -> list[dict[str, Any]]:
     *_, text = emit_source([plan_program(program, TARGETS[machine])]).texts(1)
     steps = json.loads(text)["programs"]["smelt0"]["steps"]
-    return [each["function"] for step in steps for each in step.get("launches", ())]
+    return [each for step in steps for each in step.get("launches", ())]
 
 
 def compute(program: Program, machine: str, weights: dict[str, Any], inputs: list[Any]) -> Any:
@@ -108,3 +111,12 @@ def test_products_that_stay_apart(emulated: EmulatedCuda) -> None:
     paired = len(launches(gated("silu", 8, "bf16"), "sm_90"))
     assert len(launches(gated("silu", 8, "bf16", 100), "sm_90")) == paired + 1
     assert len(launches(gated("both", 8, "bf16"), "sm_90")) > paired
+
+
+def test_a_product_behind_one_of_few_rows_begins_after_it(emulated: EmulatedCuda) -> None:
+    """Its blocks would not be spread evenly over the multiprocessors while the blocks in front of them end."""
+    first, second = launches(gated("down", 8, "bf16"), "sm_90")
+    assert first["early"]
+    assert first["awaits"]
+    assert second["early"]
+    assert not second["awaits"]
