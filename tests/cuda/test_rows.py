@@ -8,16 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 
+from smelt.buffer import HostBuffer
 from smelt.device import cpu
 from smelt.dtype import Array, dtype
 from smelt.engine.compile import emit_source, plan_program
-from smelt.engine.native import compile_all
+from smelt.engine.native import NativeEngine, compile_all
 from smelt.errors import SmeltError
+from smelt.ir.blocks import BLOCKS
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program, Value
+from smelt.ir.interpret import run
 from smelt.kernel.loops import rows as rows_in_registers
 from smelt.shape import Shape
+from smelt.weights import Weights
 from tests.cuda.emulated import EmulatedCuda
+from tests.cuda.test_blocks import feed_forward
+from tests.unit.kernel.test_block_dot import random_weights
 
 
 def along(f: FuncBuilder, row: Value, like: Value) -> Value:
@@ -119,3 +125,17 @@ def test_rows_that_stay_in_memory(emulated: EmulatedCuda, seed: int) -> None:
     random = np.random.default_rng(seed)
     x, w = random.standard_normal((2, 20480), np.float32), random.standard_normal(20480, np.float32)
     check(made, [x, w], emulated)
+
+
+def test_a_norm_whose_row_is_rounded_to_bytes(emulated: EmulatedCuda, seed: int) -> None:
+    """The map behind the reduction writes to shared memory."""
+    depth, width, random = 1536, 64, np.random.default_rng(seed)
+    made = feed_forward(depth, width)
+    assert "smelt_fold_row<" in source(made, emulated)
+    sizes = (width, depth), (width, depth), (depth, width)
+    weights: list[Any] = [random_weights(BLOCKS["q4_0"], a, b // 32, seed=seed + i) for i, (a, b) in enumerate(sizes)]
+    stored = Weights.of({f"w{i + 1}": HostBuffer.of(each) for i, each in enumerate(weights)})
+    x = random.standard_normal((2, depth), np.float32)
+    (want,) = run(made, [x, *weights])
+    got = NativeEngine(emulated.target()).compile(made).prepare(stored)(x)[0].numpy()
+    np.testing.assert_allclose(got, want, rtol=0, atol=2e-3 * np.abs(want).max())
