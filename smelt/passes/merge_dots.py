@@ -2,7 +2,9 @@
 
 The packed panels of the weights are concatenated in `prepare`; each product is a slice of the columns. A sum has the
 same terms in the same order as before. Products of many rows on tensor cores are merged where what follows them can be
-merged as well: a bias and a conversion, as of query, key and value. Called by `pipeline`, after `pack_weights`.
+merged as well: a bias and a conversion, as of query, key and value. The columns of two products that are read together,
+as gate and up, alternate: then one block of a GPU has both, for its epilogue. Called by `pipeline`, after
+`pack_weights`.
 """
 
 from __future__ import annotations
@@ -14,7 +16,10 @@ from smelt.dim import Size
 from smelt.dtype import DType, bf16
 from smelt.frozen import Frozen
 from smelt.ir.block_layout import COLUMNS
+from smelt.ir.build import Builder
 from smelt.ir.core import Op, Region, Value
+from smelt.ir.ops import OPS
+from smelt.ir.ops.packed import PAIRED
 from smelt.ir.rewrite import Edit, has_effect
 from smelt.layout import Layout
 from smelt.passes.crop import crop
@@ -24,6 +29,7 @@ from smelt.shape import Shape
 DOTS = ("smelt.packed_dot", "smelt.packed_block_dot")
 MANY_COLUMNS = 8192  # a product with as many has enough blocks, and keeps its epilogue,
 FEW_ROWS = 32  # unless it has few rows: then a launch costs more than the epilogue's results in memory
+MEET = 32  # ops of one product until it meets another one
 
 
 def merge_dots(edit: Edit) -> int:
@@ -108,7 +114,7 @@ def _can_merge(edit: Edit, op: Op, weights: set[Value]) -> bool:
     """Whether whole panels of weights are multiplied, of few columns or by few rows."""
     panels, columns = edit.operands(op)[-1], op.result.shape.sizes[2]
     count = panels.shape.sizes[1]
-    width = Layout.parse(op.attrs["layout"]).axes[-1][0].size if "layout" in op.attrs else COLUMNS
+    width = _columns_of_panel(op)
     rows = op.result.shape.sizes[1]
     few = (isinstance(rows, int) and rows <= FEW_ROWS) or op.name == "smelt.packed_block_dot"
     whole = isinstance(columns, int) and columns == count * width and (few or columns < MANY_COLUMNS)
@@ -148,7 +154,9 @@ def _merge(edit: Edit, ops: list[Op], followed: list[_End]) -> None:
             copies[value] = build.op(value.op.name, *operands, result=value.type, **value.op.attrs).result
         return copies[value]
 
-    panels = build.concatenate(*(copy(edit.operands(op)[-1]) for op in ops), dimension=1)
+    each = [copy(edit.operands(op)[-1]) for op in ops]
+    pairs = not followed and _are_paired(edit, ops)
+    panels = _alternate(build, each, _columns_of_panel(first)) if pairs else build.concatenate(*each, dimension=1)
     left = edit.operands(first)[:-1]
     ends = [*accumulate(size for op in ops if isinstance(size := op.result.shape.sizes[2], int))]
     total = Shape.of(first.result.shape.dtype, (*first.result.shape.sizes[:2], ends[-1]))
@@ -159,7 +167,56 @@ def _merge(edit: Edit, ops: list[Op], followed: list[_End]) -> None:
         whole = whole if shape.sizes == total.sizes else build.reshape(whole, result=shape)
         spread = build.broadcast_in_dim(bias, broadcast_dimensions=(shape.rank - 1,), result=shape)
         whole = build.convert(build.add(whole, spread), result=shape.with_dtype(followed[0].dtype))
-    parts = [crop(build, whole, {whole.shape.rank - 1: pair}) for pair in pairwise([0, *ends])]
+    if pairs:
+        sizes = (*total.sizes[:2], ends[0])
+        apart = build.reshape(whole, result=total.with_sizes((*sizes[:2], ends[0] // PAIRED, 2, PAIRED)))
+        halves = [crop(build, apart, {3: (part, part + 1)}) for part in range(2)]
+        parts = [build.reshape(part, result=total.with_sizes(sizes)) for part in halves]
+    else:
+        parts = [crop(build, whole, {whole.shape.rank - 1: pair}) for pair in pairwise([0, *ends])]
     for op, part in zip([each.last for each in followed] or ops, parts, strict=True):
         edit.replace(op.result, part)
         edit.erase(op)
+
+
+def _columns_of_panel(op: Op) -> int:
+    return Layout.parse(op.attrs["layout"]).axes[-1][0].size if "layout" in op.attrs else COLUMNS
+
+
+def _are_paired(edit: Edit, ops: list[Op]) -> bool:
+    """Whether these are two products of equally many columns, and all that reads them reads both at the same index."""
+    one, *others = (op.result for op in ops)
+    if len(others) != 1 or ops[0].name != "smelt.packed_dot" or others[0].type != one.type:
+        return False
+    layout = Layout.parse(ops[0].attrs["layout"])
+    plain = len(layout.axes) == 4 and layout.axes[1][0].axis == layout.axes[-1][0].axis == 2
+    reached = [_follow(edit, value) for value in (one, others[0])]
+    return plain and _columns_of_panel(ops[0]) % (2 * PAIRED) == 0 and not reached[0].isdisjoint(reached[1])
+
+
+def _follow(edit: Edit, value: Value) -> set[Op]:
+    """The first elementwise ops that a value goes through, reshapes left out; none where it goes elsewhere too."""
+    found: set[Op] = set()
+    stack = [value]
+    while stack and len(found) < MEET:
+        each = stack.pop()
+        users = edit.users(each)
+        if edit.is_returned(each) or any(
+            user.name != "stablehlo.reshape" and not OPS[user.name].elementwise for user in users
+        ):
+            return set() if each is value else found
+        found.update(user for user in users if user.name != "stablehlo.reshape")
+        stack = [*(user.result for user in users), *stack]
+    return found
+
+
+def _alternate(build: Builder, panels: list[Value], width: int) -> Value:
+    """Two packed matrices as one: of every 2 * PAIRED columns, PAIRED are of each."""
+    apart = []
+    for each in panels:
+        group, count, steps, line = each.shape.sizes
+        sizes = (group, count, steps, 2, width // (2 * PAIRED), 1, line * PAIRED // width)
+        cut = build.reshape(each, result=each.shape.with_sizes(sizes))
+        apart.append(build.transpose(cut, permutation=(0, 1, 3, 2, 4, 5, 6)))
+    both = build.concatenate(*apart, dimension=5)
+    return build.reshape(both, result=panels[0].shape.with_sizes((group, 2 * count, steps, line)))

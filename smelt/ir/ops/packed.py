@@ -29,6 +29,7 @@ from smelt.shape import Shape
 QUAD, PAIR = 4, 2  # adjacent steps of k in panels of int8 and of bf16
 OCTET, SIXTEEN = 8, 16  # the same on a GPU: of bf16, and of int8
 K = 1  # the axis of a matrix [group, k, column]
+PAIRED = 8  # columns of one product before those of another one, where a kernel computes both for what reads them
 
 
 # ---- layouts ----

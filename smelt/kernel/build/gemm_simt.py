@@ -17,6 +17,7 @@ from smelt.dtype import DType, bf16, f16, f32, i64
 from smelt.frozen import Frozen
 from smelt.ir.core import Op
 from smelt.kernel.build.gemm import Columns, axis_stride, panel_slice, required_form, row_slice
+from smelt.kernel.build.pairs import half, paired_columns
 from smelt.kernel.build.sinks import Output, simt_sink
 from smelt.kernel.loops.form import (
     F32_F16,
@@ -143,8 +144,10 @@ def _split_k(nest: Nest, op: Op, output: Output, form: Form) -> None:
         b = panel_slice(nest, op, place, extent, Columns(before, width, there, form.total))
         nest.emit(Mma(tile.sums, a, b, form))
         tile.keep(nest, parts, (block, group, first, Number(0)), kept)
-    with nest.loops((groups, rows, columns)) as index:
-        output.finish(nest, op, index, add_kept(nest, parts, kept, index))
+    with nest.loops((groups, rows, half(columns) if output.pair else columns)) as (*row, column):
+        read = paired_columns(column) if output.pair else (column,)
+        found = [add_kept(nest, parts, kept, (*row, each)) for each in read]
+        output.finish(nest, op, (*row, column), *found)
 
 
 def add_kept(nest: Nest, parts: int, sizes: Sequence[Size], index: Index) -> Expr:
@@ -402,26 +405,39 @@ class Tiled:
 
     def store(self, nest: Nest, op: Op, output: Output, element: DType, index: Callable[[Expr, Expr], Index]) -> None:
         """Every element through the epilogue, in one loop on the block's threads."""
-        with nest.loop(nest.let(scale(self.rows, self.width)), "lane") as at:
-            row, column = (nest.let(each) for each in split(at, self.width))
-            with nest.guard(nest.less(column, self.columns)):
-                value = nest.read(self.name, add(scale(row, self.pitch), column), element)
-                output.finish(nest, op, index(row, nest.let(add(self.first, column))), value)
+        sums = len(output.pair) or 1  # of an element
+        with nest.loop(nest.let(scale(self.rows, self.width // sums)), "lane") as at:
+            row, column = (nest.let(each) for each in split(at, self.width // sums))
+            with nest.guard(nest.less(nest.let(scale(column, sums)), self.columns)):
+                values = self.sums_of(nest, output, element, row, column)
+                output.finish(nest, op, index(row, nest.let(add(self.first_of(output), column))), *values)
 
     def store_vectors(
         self, nest: Nest, op: Op, output: Output, count: Size, index: Callable[[Expr, Expr], Index]
     ) -> None:
         """The same on tensor cores; a thread takes adjacent columns. `count`: columns of the whole result."""
         vector = VECTOR // max(16, tensor(output.last or op.result).element.bits)  # so that neighbours store neighbours
-        if not isinstance(count, int) or count % max(vector, 2):
+        sums = len(output.pair) or 1  # of an element
+        if output.pair:  # they are read by more than a conversion: all threads compute
+            vector = max(1, min(vector, self.height * self.width // sums // THREADS))
+        if not isinstance(count, int) or vector == 1 or count // sums % max(vector, 2):
             self.store(nest, op, output, self.element, index)
             return
-        most = self.height * self.width // vector
-        with nest.loop(nest.let(scale(self.rows, self.width // vector)), "lane", most=most) as at:
-            row, part = split(at, self.width // vector)
+        vectors = self.width // sums // vector
+        with nest.loop(nest.let(scale(self.rows, vectors)), "lane", most=self.height * vectors) as at:
+            row, part = split(at, vectors)
             row, column = nest.let(row, self.height), scale(part, vector)
             whole = count % self.width == 0
-            guard = nullcontext() if whole else nest.guard(nest.less(nest.let(column), self.columns))
+            guard = nullcontext() if whole else nest.guard(nest.less(nest.let(scale(column, sums)), self.columns))
             with guard, nest.loop(vector, "vector") as i:
-                value = nest.read(self.name, add(scale(row, self.pitch), column, i), self.element)
-                output.finish(nest, op, index(row, add(self.first, column, i)), value)
+                values = self.sums_of(nest, output, self.element, row, add(column, i))
+                output.finish(nest, op, index(row, add(self.first_of(output), column, i)), *values)
+
+    def sums_of(self, nest: Nest, output: Output, element: DType, row: Expr, column: Expr) -> list[Expr]:
+        """The sum of an element of the result, or both sums of one of a pair."""
+        read = paired_columns(column) if output.pair else (column,)
+        return [nest.read(self.name, add(scale(row, self.pitch), each), element) for each in read]
+
+    def first_of(self, output: Output) -> Expr:
+        """The tile's first column of the result, or of each of a pair."""
+        return split(self.first, 2)[0] if output.pair else self.first

@@ -20,27 +20,30 @@ class Output(Frozen):
     """The destination of results: `targets` are the buffers of the op's results, or of the epilogue's last value.
 
     `path`: the reshapes and transposes between the op and that value, which map the index of an element.
-    `rounded`: conversions of the last value that are stored as well, and their buffers.
+    `rounded`: conversions of the last value that are stored as well, and their buffers. `pair`: two parts of the op's
+    result that the epilogue reads instead of it, at the same index (`build.pairs`).
     """
 
     targets: Sequence[int]
     last: Value | None = None
     path: tuple[Op, ...] = ()
     rounded: tuple[tuple[Value, int], ...] = ()
+    pair: tuple[Value, ...] = ()
 
-    def finish(self, nest: Nest, op: Op, index: Index, element: Expr) -> None:
-        """Store an element of the op's only result, after the epilogue."""
+    def finish(self, nest: Nest, op: Op, index: Index, *elements: Expr) -> None:
+        """Store an element of the op's only result, or of each of the pair, after the epilogue."""
         for move in self.path:
             index = push_index(nest, move, index)
-        nest.values[op.result] = element
+        read = dict(zip(self.pair or (op.result,), elements, strict=True))
+        nest.values |= read
         last = self.last or op.result
         found = nest.pull(last, index)
         nest.store(self.targets[0], nest.offset(last, index), found)
         nest.values[last] = found
         for value, target in self.rounded:
             nest.store(target, nest.offset(value, index), nest.pull(value, index))
-        del nest.values[last]
-        nest.values.pop(op.result, None)
+        for value in (last, *read):
+            nest.values.pop(value, None)
 
 
 def push_index(nest: Nest, move: Op, index: Index) -> Index:

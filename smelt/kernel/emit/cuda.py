@@ -14,6 +14,7 @@ from smelt.errors import UnsupportedError
 from smelt.kernel import math
 from smelt.kernel.emit.kernel_cuda import CudaKernel
 from smelt.kernel.emit.plan_json import PlanWriter
+from smelt.kernel.emit.rows_cuda import FOLD_ROW
 from smelt.kernel.emit.tile_cuda import micro_kernels
 from smelt.kernel.emit.vector_cuda import PACK
 from smelt.kernel.plan.memory import Memory
@@ -114,4 +115,5 @@ class CudaSource:
         shuffle = SHUFFLE if "smelt_shuffle_" in text else ""
         prefetch = PREFETCH if "smelt_prefetch_pieces(" in text else ""
         pack = PACK if "smelt_vector<" in text else ""
-        return "".join([PRELUDE, math.prelude(tiles + text), prefetch, shuffle, tiles, pack, text, "\n"])
+        fold = FOLD_ROW if "smelt_fold_row<" in text else ""
+        return "".join([PRELUDE, math.prelude(tiles + text), prefetch, shuffle, tiles, pack, fold, text, "\n"])

@@ -16,10 +16,12 @@ from smelt.dtype import DType, bf16, i32, i64
 from smelt.kernel import math
 from smelt.kernel.emit.blocks_cuda import block_call, choose_shape
 from smelt.kernel.emit.printer import Printer, apply_text
+from smelt.kernel.emit.rows_cuda import print_loop
 from smelt.kernel.emit.tile_cuda import FEW, MMA, TILE, TILED
 from smelt.kernel.emit.tile_dense import tile_call
 from smelt.kernel.emit.tile_few import few_call, stream_call
-from smelt.kernel.emit.vector_cuda import find_definitions, first_place, is_multiple
+from smelt.kernel.emit.vector_cuda import LANE
+from smelt.kernel.loops.adjacent import find_definitions, first_place, is_multiple
 from smelt.kernel.loops.fold import identity
 from smelt.kernel.loops.form import STREAM_BF16
 from smelt.kernel.loops.grammar import (
@@ -47,6 +49,9 @@ from smelt.kernel.loops.grammar import (
     Tile,
     Transpose,
     Var,
+    reads_from,
+    static_extent,
+    stores_to,
     walk_statements,
 )
 from smelt.kernel.loops.simt import (
@@ -55,9 +60,6 @@ from smelt.kernel.loops.simt import (
     Stage,
     has_multiprocessors,
     map_to_grid,
-    reads_from,
-    static_extent,
-    stores_to,
 )
 from smelt.kernel.loops.tensor_tile import (
     FEW_TENSOR,
@@ -80,7 +82,6 @@ from smelt.kernel.loops.tensor_tile import (
 from smelt.kernel.plan.plan import Kernel
 
 FEW_ROWS, FEW_COLUMNS = 8, (16, 32, 64)  # that `smelt_few_FORM` is for
-LANE = "smelt_lane"  # a thread's number in its group
 SMALL = 1 << 31
 PREFETCHED = ("next", "pieces", "stride", "bytes")  # address, number of pieces, their distance, bytes of each
 AT_ONCE, MANY = 4, 1 << 20  # iterations of a thread together, where a map has many elements
@@ -143,6 +144,7 @@ class StagePrinter(Printer):
     alone: bool = False
     counters: Size | None = None  # of tiles whose K is split
     read: set[int | str] = field(default_factory=set)
+    held: dict[tuple[Place, DType], str] = field(default_factory=dict)  # vectors in registers, by their first element
 
     def emit(self) -> str:
         stage = self.stage
@@ -315,7 +317,10 @@ class StagePrinter(Printer):
 
     def statement(self, stmt: Stmt, depth: int) -> list[str]:
         pad = "  " * depth
+        row = None if self.alone else self.stage.row
         match stmt:
+            case Fold() | For() if row is not None and (vectors := dict(row.loops).get(stmt)) is not None:
+                return print_loop(self, row, stmt, vectors, depth)
             case For(_, _, _, "lane") if not self.alone:
                 return self.shared_loop(stmt, depth)
             case For(_, _, _, "warp") if not self.alone and self.stage.group == "block":
@@ -475,18 +480,19 @@ class StagePrinter(Printer):
                     pack = f"smelt_vector<{kind}, {count}>"
                     where = self.address(begin, kind)
                     read = f"*(const {pack} *)({where})" if tile else f"smelt_get_pack<{pack}>({where})"
-                    early.append(f"{pad}const {pack} {var.name}_all = {read};")
-                    value = f"{var.name}_all.x[{at}]"
+                    held = self.held.get((begin, dtype))
+                    early += [] if held else [f"{pad}const {pack} {var.name}_all = {read};"]
+                    value = f"{held or f'{var.name}_all'}.x[{at}]"
                     value = value if tile else math.load(dtype, value)
                     inside.append(f"{pad}  const {math.register(dtype)} {var.name} = {value};")
-                case Store(place, value) if (
-                    not isinstance(place.array, str)
-                    and (begin := first_place(place, loop, definitions, value.dtype)) is not None
-                ):
-                    kind, name = math.storage(value.dtype), f"stored_{at}_{len(late)}"
-                    inside.append(f"{pad}  {name}.x[{at}] = {math.store(value.dtype, self.expr(value))};")
-                    late.append(f"{pad}smelt_put_pack({self.address(begin, kind)}, {name});")
-                    early.append(f"{pad}smelt_vector<{kind}, {count}> {name};")
+                case Store(place, value) if (begin := first_place(place, loop, definitions, value.dtype)) is not None:
+                    tile, name, text = isinstance(place.array, str), f"stored_{at}_{len(late)}", self.expr(value)
+                    kind = math.register(value.dtype) if tile else math.storage(value.dtype)
+                    pack, where = f"smelt_vector<{kind}, {count}>", self.address(begin, kind)
+                    inside.append(f"{pad}  {name}.x[{at}] = {text if tile else math.store(value.dtype, text)};")
+                    put = f"*({pack} *)({where}) = {name};" if tile else f"smelt_put_pack({where}, {name});"
+                    late.append(f"{pad}{put}")
+                    early.append(f"{pad}{pack} {name};")
                 case _:
                     inside += self.statement(each, depth + 1)
         head = [f"{pad}for (int {at} = 0; {at} < {count}; {at}++) {{"]

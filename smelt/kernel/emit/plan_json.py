@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from smelt import abi
@@ -105,7 +106,7 @@ class PlanWriter:
         for i, step in enumerate(done):
             if step["do"] == "launch" and (i == 0 or _reads_weights(done[i - 1])):
                 self._prefetch(step, done[i + 1 : i + 1 + AHEAD])
-        return done
+        return _without_crowds(done)
 
     def _prefetch(self, step: dict[str, Any], later: Sequence[dict[str, Any]]) -> None:
         """The first launch after one that reads weights prefetches those of the next such one."""
@@ -186,3 +187,12 @@ class PlanWriter:
             "early": launched.early,
             "prefetches": launched.prefetches,
         }
+
+
+def _without_crowds(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A product right behind one of few rows begins after it: its blocks would go where others end first, several to
+    one multiprocessor and none to another, and its time is that of the fullest one."""
+    for before, step in pairwise(steps):
+        if before["do"] == "launch" and any(each["early"] for each in before["launches"]) and _reads_weights(step):
+            step["launches"] = [each | {"awaits": []} for each in step["launches"]]
+    return steps

@@ -20,6 +20,7 @@ by `expressions`, `blocks`, `declared`, `places` and `rebuild` below.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any, Literal, TypeAlias
 
 from smelt.dim import Poly, Size, divide_exact
@@ -514,6 +515,16 @@ def _extent(atom: Expr) -> Size | None:
     return None
 
 
+def static_extent(extent: Expr | None) -> Size | None:
+    """The size that an extent is, where the host can tell."""
+    match extent:
+        case Amount(size):
+            return size
+        case Number(value):
+            return int(value.real)
+    return None
+
+
 # ---- traversal of expressions ----
 
 
@@ -679,3 +690,20 @@ def used_tiles(statements: Sequence[Stmt]) -> list[str]:
         found.update((place.array, None) for place in places(each))
         found.update((load.place.array, None) for expr in expressions(each) for load in loads(expr))
     return [array for array in found if isinstance(array, str)]
+
+
+def stores_to(statements: Sequence[Stmt]) -> set[int | str]:
+    """The arrays that statements write."""
+    inside = (each for each in walk_statements(statements) if not isinstance(each, Attend | Decode))
+    return {place.array for each in inside for place in islice(places(each), 1)}
+
+
+def reads_from(statements: Sequence[Stmt]) -> set[int | str]:
+    """The arrays that statements read."""
+    found = {
+        load.place.array for each in walk_statements(statements) for expr in expressions(each) for load in loads(expr)
+    }
+    for each in walk_statements(statements):
+        if isinstance(each, Mma | BlockMma | Transpose | Attend | Decode):
+            found.update(place.array for place in places(each))
+    return found

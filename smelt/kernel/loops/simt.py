@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Literal
 
 from smelt.dim import Size
@@ -29,7 +28,6 @@ from smelt.kernel.loops.grammar import (
     If,
     Let,
     Mma,
-    Number,
     Quotient,
     Remainder,
     Set,
@@ -46,10 +44,12 @@ from smelt.kernel.loops.grammar import (
     places,
     rebuild,
     scale,
+    static_extent,
     used_tiles,
     used_variables,
     walk_statements,
 )
+from smelt.kernel.loops.rows import Row, find_row
 from smelt.kernel.loops.tensor_tile import (
     FEW_TENSOR,
     TENSOR,
@@ -108,6 +108,7 @@ class Stage:
     shared: int
     scratch: int
     ring: int = 0  # bytes at the beginning of shared memory for operands of tensor cores; 0: there are none
+    row: Row | None = None  # that its block keeps in registers
 
     @property
     def groups(self) -> int:
@@ -219,7 +220,7 @@ def _stage(part: _Part, saved: Saved, room: int) -> Stage:
         for each in walk_statements(body)
         if isinstance(each, BlockMma) or (isinstance(each, Mma) and each.form in forms)
     ]
-    ring, threads, scratch = 0, THREADS, 0
+    ring, threads, scratch, row = 0, THREADS, 0, None
     tiles: tuple[tuple[Tile, int], ...] = ()
     spilled: tuple[tuple[Tile, int], ...] = ()
     flash = next((each for each in walk_statements(body) if isinstance(each, Attend)), None)
@@ -237,6 +238,8 @@ def _stage(part: _Part, saved: Saved, room: int) -> Stage:
     else:
         multiplies = _has(body, Mma | BlockMma | Transpose)
         threads, tiles, spilled, shared, scratch = _memory(group, found, multiplies)
+        row = find_row(before, body, shared) if group == "block" and not multiplies else None
+        threads = threads if row is None else row.threads
     return Stage(
         before,
         body,
@@ -252,6 +255,7 @@ def _stage(part: _Part, saved: Saved, room: int) -> Stage:
         shared,
         scratch,
         ring,
+        row,
     )
 
 
@@ -278,9 +282,13 @@ def _place(loop: For) -> tuple[tuple[Stmt, ...], Var, Expr, Group]:
     flat = _in_vectors(loop) or _flatten(loop)
     if flat is not None:
         return (*flat, "thread")
-    few = not isinstance(rows := static_extent(loop.extent), int) or rows < MANY_ROWS
+    rows = static_extent(loop.extent)
+    few = not isinstance(rows, int) or rows < MANY_ROWS
     large = sum(tile_bytes(each) for each in walk_statements(loop.body) if isinstance(each, Tile)) > SHARED_BY_WARPS
-    if _has(loop.body, Mma | BlockMma | Attend | Decode) or ((few or large) and _has_long_loops(loop.body)):
+    long = (few or large) and _has_long_loops(loop.body)
+    if few and isinstance(rows, int) and _has_long_folds(loop.body):
+        long = long or find_row((), loop.body, 0) is not None
+    if long or _has(loop.body, Mma | BlockMma | Attend | Decode):
         return loop.body, loop.var, loop.extent, "block"
     shared = any(isinstance(each, Fold) and each.lanes > 1 for each in walk_statements(loop.body))
     shared = shared or any(isinstance(each, For) and each.level == "lane" for each in walk_statements(loop.body))
@@ -429,34 +437,7 @@ def _round_up(size: int) -> int:
     return -(-size // ALIGN) * ALIGN
 
 
-def stores_to(statements: Sequence[Stmt]) -> set[int | str]:
-    """The arrays that statements write."""
-    inside = (each for each in walk_statements(statements) if not isinstance(each, Attend | Decode))
-    return {place.array for each in inside for place in islice(places(each), 1)}
-
-
-def reads_from(statements: Sequence[Stmt]) -> set[int | str]:
-    """The arrays that statements read."""
-    found = {
-        load.place.array for each in walk_statements(statements) for expr in expressions(each) for load in loads(expr)
-    }
-    for each in walk_statements(statements):
-        if isinstance(each, Mma | BlockMma | Transpose | Attend | Decode):
-            found.update(place.array for place in places(each))
-    return found
-
-
 def has_multiprocessors(extent: Expr | None) -> bool:
     """Whether there is a multiprocessor for each block."""
     count = static_extent(extent)
     return isinstance(count, int) and count <= MULTIPROCESSORS
-
-
-def static_extent(extent: Expr | None) -> Size | None:
-    """The size that an extent is, where the host can tell."""
-    match extent:
-        case Amount(size):
-            return size
-        case Number(value):
-            return int(value.real)
-    return None

@@ -297,11 +297,12 @@ class _Fusion:
         anchor = self.materialised.anchors.get(op)
         if op.name not in SINKS and anchor is None:
             return None
-        first, last, path = (op, None, ()) if anchor is None else (anchor.op, op.result, anchor.path)
+        first, last = (op, None) if anchor is None else (anchor.op, op.result)
+        path, pair = ((), ()) if anchor is None else (anchor.path, anchor.pair)
         targets = list(outputs.values())
         more = self._converted_copies(op.result) if first.name in ANCHORS and len(op.results) == 1 else {}
         outputs.update(more)
-        output, build = Output(targets, last, path, tuple(more.items())), find_sink(first.name, self.target)
+        output, build = Output(targets, last, path, tuple(more.items()), pair), find_sink(first.name, self.target)
         return [self._launch_variants(first, outputs, lambda nest: build(nest, first, output))]
 
     def _write_transpose(self, op: Op, outputs: Outputs) -> list[Step] | None:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field, fields
 
@@ -15,6 +16,7 @@ from smelt.ir.ops import OPS
 from smelt.kernel.build.expand_depthwise import find_expansion
 from smelt.kernel.build.families import ADDRESSED, ANCHORS, PULLS, SINKS, UPDATES
 from smelt.kernel.build.gemm import find_strides
+from smelt.kernel.build.pairs import find_pair
 from smelt.kernel.build.sinks import is_in_runs
 from smelt.kernel.loops.nest import Expansion, Nest, View, tensor, unsupported
 from smelt.kernel.plan.concat_in_place import Part, Users, find_parts, is_container, row_major
@@ -75,10 +77,11 @@ class _Use:
 
 
 class Anchor(Frozen):
-    """The op whose kernel computes a value in its epilogue; `path` as in `Output`."""
+    """The op whose kernel computes a value in its epilogue; `path` and `pair` as in `Output`."""
 
     op: Op
     path: tuple[Op, ...]
+    pair: tuple[Value, ...] = ()
 
 
 @dataclass(slots=True)
@@ -136,7 +139,7 @@ class Materialised:
                     uses[value].outside = True
         users = _users(region)
         for op in reversed(region.ops):
-            stored = self._is_materialised(op, uses)
+            stored = self._is_materialised(op, uses, users)
             self._leave_expanded(op, users)
             self._force_addressed(op)
             if stored:
@@ -169,11 +172,13 @@ class Materialised:
         nest = Nest({value: 0}, views={value: view})
         return all(_is_strided(nest, seen, in_runs) for base, seen, in_runs in self.addressed if base is value)
 
-    def _is_materialised(self, op: Op, uses: dict[Value, _Use]) -> bool:
+    def _is_materialised(self, op: Op, uses: dict[Value, _Use], users: Users) -> bool:
         if op in self.inside:
             return False
-        if op.name in ANCHORS and len(op.results) == 1 and self._ends_elsewhere(op, uses[op.result]):
-            return False
+        if op.name in ANCHORS and len(op.results) == 1:
+            pair = () if self.expands else find_pair(op, users)
+            if self._ends_elsewhere(op, [uses[value] for value in pair or (op.result,)], pair):
+                return False
         if op.name in SINKS or op.name in UPDATES or op.name in CONTROL or op.name == "stablehlo.custom_call":
             return True
         if op.name not in PULLS:
@@ -211,16 +216,22 @@ class Materialised:
             return True
         return op.name in COSTLY and any((use.users > 1 and use.folded) or _is_repeated(use) for use in seen)
 
-    def _ends_elsewhere(self, op: Op, use: _Use) -> bool:
-        """Whether the only kernel that uses a result can be the epilogue of the kernel that computes it."""
-        if use.outside or use.reused or use.folded or len(use.roots) != 1 or use.ops > LARGEST:
+    def _ends_elsewhere(self, op: Op, uses: Sequence[_Use], pair: tuple[Value, ...]) -> bool:
+        """Whether the only kernel that uses a result, or a pair of parts of it at the same index, can be the epilogue
+        of the kernel that computes it."""
+        use = uses[0]
+        if any(each.outside or each.reused or each.folded or each.ops > LARGEST for each in uses):
+            return False
+        if len(use.roots) != 1 or any(each.roots != use.roots or not _is_like(each.path, use.path) for each in uses):
+            return False
+        if any(value in self.values for value in pair):
             return False
         root = next(iter(use.roots))
         if root in self.anchors or root.name not in PULLS or len(root.results) != 1 or root.name == "stablehlo.reduce":
             return False
         if use.path is None:
             return False
-        self.anchors[root] = Anchor(op, use.path)
+        self.anchors[root] = Anchor(op, use.path, pair)
         return True
 
     def _force_addressed(self, op: Op) -> None:
@@ -373,6 +384,17 @@ def _path(op: Op, operand: int, beyond: tuple[Op, ...] | None) -> tuple[Op, ...]
         return (op, *beyond)
     same = OPS[op.name].elementwise and tensor(op.operands[operand]).sizes == tensor(op.result).sizes
     return beyond if same else None
+
+
+def _is_like(path: tuple[Op, ...] | None, other: tuple[Op, ...] | None) -> bool:
+    """Whether two paths map an index in the same way."""
+    if path is None or other is None:
+        return path is other
+
+    def moves(ops: tuple[Op, ...]) -> list[tuple[object, ...]]:
+        return [(op.name, tensor(op.result).sizes, op.attrs.get("permutation")) for op in ops]
+
+    return moves(path) == moves(other)
 
 
 def _common_path(use: _Use, path: tuple[Op, ...] | None) -> tuple[Op, ...] | None:

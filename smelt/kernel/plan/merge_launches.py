@@ -28,8 +28,9 @@ from smelt.kernel.loops.grammar import (
     add,
     rebuild,
     rebuild_expr,
+    static_extent,
 )
-from smelt.kernel.loops.simt import flatten_map, static_extent
+from smelt.kernel.loops.simt import flatten_map
 from smelt.kernel.plan.plan import Branch, Kernel, Launch, Plan, Repeat, Step
 
 MOST = 1 << 18  # iterations of a merged kernel: longer maps are worth a launch. Dynamic ones may be short
