@@ -34,12 +34,12 @@ from smelt.ir.interpret import run
 from smelt.ir.text import parse
 from smelt.kernel.build import attention_simt, paged_attention_simt
 from smelt.kernel.emit import kernel_cuda
-from smelt.kernel.tune.schedules import TensorTile
+from smelt.kernel.tune.schedules import TENSOR_TILES, TensorTile, legal_schedules
 from smelt.passes.lower_blocks import round_activations
 from smelt.run.executable import NativeExecutable
 from smelt.run.load import every_code
 from smelt.shape import Shape
-from smelt.target import Target
+from smelt.target import Target, tile_shape
 from smelt.weights import Weights
 from tests.cuda.emulated import EmulatedCuda
 from tests.llm_checkpoints import FIXTURE, TOLERANCE, Case, write_checkpoint
@@ -647,22 +647,64 @@ def test_tune(emulated: EmulatedCuda, tmp_path: Path, monkeypatch: pytest.Monkey
     weights, target = Weights.of({"w": HostBuffer.of(w)}), emulated.target()
     found = tuning.tune(parse(text), weights, [x], 1e4, database=database, target=target)
     (finding,) = found.findings
-    assert (finding.key.kind, finding.schedules) == ("tensor_gemm", 4)
-    assert finding.tried == 3
+    assert (finding.key.kind, finding.schedules) == ("tensor_gemm", 1 + len(TENSOR_TILES))
+    assert finding.tried == len(TENSOR_TILES)
     ((machine, key),) = database.read()
     assert (machine.device, machine.model, key) == ("cuda", "an emulated GPU", finding.key)
-    widths = {TensorTile(columns): _launch_columns(parse(text), target, columns) for columns in (0, 64, 128, 256)}
-    assert [*widths.values()] == [2 * 3, 3, 2, 1]  # tiles: by default of 64 rows and columns
+    tiles = [_count_tiles(parse(text), target, TensorTile(*each)) for each in ((0, 0), *TENSOR_TILES)]
+    assert tiles == [2 * 3, 3, 2, 1, 1, 2 * 3, 2 * 2]  # by default of 64 rows and columns
 
 
-def _launch_columns(program: Program, target: Target, columns: int) -> int:
-    """How many tiles are side by side."""
-    plan = plan_program(program, target, schedules=lambda key: TensorTile(columns) if columns else None)
-    assert [*plan.chosen.values()] == [TensorTile(columns)]
+def _count_tiles(program: Program, target: Target, schedule: TensorTile) -> int:
+    plan = plan_program(program, target, schedules=lambda key: schedule)
+    assert [*plan.chosen.values()] == [schedule]
     (_, plans) = emit_source([plan]).texts(1)
     program_plan = json.loads(plans)["programs"]["smelt0"]
     (launch,) = list_launches(program_plan["steps"])
     return 1 if launch["single"] else int(program_plan["sizes"][launch["extent"]])
+
+
+CONV = """func.func @main(%x: tensor<1x9x9x16xbf16>, %w: tensor<3x3x16x72xbf16> {smelt.weight = "w"})
+  -> tensor<1x7x7x72xf32> {
+  %0 = stablehlo.convolution(%x, %w) dim_numbers = [b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f], window = {}
+    {batch_group_count = 1 : i64, feature_group_count = 1 : i64}
+    : (tensor<1x9x9x16xbf16>, tensor<3x3x16x72xbf16>) -> tensor<1x7x7x72xf32>
+  return %0 : tensor<1x7x7x72xf32>
+}"""
+DOT = """func.func @main(%x: tensor<ROWSx200xbf16>, %w: tensor<200x200xbf16> {smelt.weight = "w"})
+  -> tensor<ROWSx200xf32> {
+  %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]
+    : (tensor<ROWSx200xbf16>, tensor<200x200xbf16>) -> tensor<ROWSx200xf32>
+  return %0 : tensor<ROWSx200xf32>
+}"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("few_gemm", DOT.replace("ROWS", "5")),
+        ("stream_gemm", DOT.replace("ROWS", "9")),
+        ("tensor_gemm", DOT.replace("ROWS", "70")),
+        ("tensor_conv", CONV),
+    ],
+)
+def test_bits_are_the_same_under_every_schedule(emulated: EmulatedCuda, seed: int, kind: str, text: str) -> None:
+    """Each schedule is another program: a default that a candidate repeats is the only one that may be the same."""
+    program, target, random = parse(text), emulated.target(), np.random.default_rng(seed)
+    half = dtype("bf16").numpy
+    x, w = (random.standard_normal(each.shape.numbers()).astype(half) for each in program.main.args)
+    weights = Weights.of({"w": HostBuffer.of(w)})
+    ((key, usual),) = plan_program(program, target).chosen.items()
+    assert key.kind == kind
+    results, sources = set[bytes](), set[str]()
+    for schedule in (usual, *legal_schedules(key, tile_shape(target))):
+        bench = tuning.Bench(program, weights, [x], target)
+        lookup = {key: schedule}.get
+        sources.add(emit_source([bench.plan(lookup)]).texts(1)[0])
+        results.add(bench.plain(lookup)(x)[0].numpy().tobytes())
+        bench.close()
+    assert len(results) == 1
+    assert len(sources) >= len(legal_schedules(key, tile_shape(target))) - 1
 
 
 def test_a_program_without_kernels(emulated: EmulatedCuda) -> None:

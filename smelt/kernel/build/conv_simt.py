@@ -30,12 +30,14 @@ from smelt.kernel.build.gemm_simt import (
     is_worth_splitting,
     steps_together,
     tensor_tile,
+    tuned_tile,
 )
 from smelt.kernel.build.sinks import Output, simt_sink
 from smelt.kernel.loops.form import Form
 from smelt.kernel.loops.grammar import Amount, Expr, Load, Mma, Number, Place, Slice, add, scale, split
 from smelt.kernel.loops.nest import Nest, tensor
 from smelt.kernel.loops.tensor_tile import TENSOR, TILE_ROWS
+from smelt.kernel.tune.schedules import KernelKey
 from smelt.shape import Shape
 
 TAPS = 64  # whose bits a word holds
@@ -120,7 +122,9 @@ def _tensor_conv(nest: Nest, op: Op, output: Output, form: Form) -> None:
     pixels, count = product(places), prod(taps.window) if padded else window.taps
     run = window.channels if padded else window.run
     stages = count * ceildiv(run, steps_together(form))
-    size = choose_tile(nest.target, form, lambda rows: groups * ceildiv(pixels, rows), share, stages)
+    usual = choose_tile(nest.target, form, lambda rows: groups * ceildiv(pixels, rows), share, stages)
+    key = KernelKey.of("tensor_conv", groups=groups, rows=pixels, depth=count * run, columns=share, bits=form.left.bits)
+    size = tuned_tile(nest, form, key, usual)
     tall, wide = size.rows, size.columns
     counts = groups, ceildiv(pixels, tall), ceildiv(share, wide)
     split = SplitK.of(nest, size, counts)

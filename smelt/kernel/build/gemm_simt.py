@@ -47,7 +47,7 @@ from smelt.kernel.loops.tensor_tile import (
     WIDTHS,
     stage_bytes,
 )
-from smelt.kernel.tune.schedules import KernelKey, TensorTile
+from smelt.kernel.tune.schedules import TENSOR_TILES, FewColumns, KernelKey, StreamBlocks, TensorTile
 from smelt.shape import Shape
 from smelt.target import WARPGROUPS, Target
 
@@ -56,7 +56,6 @@ THREADS = 256  # of a block; with few rows each takes 4 columns of a K-block
 BUSY = 100  # thread blocks that keep a GPU busy
 PANEL, MOST_SUMS = 64, 1 << 23  # columns of a panel; sums of K-blocks that may be kept
 MANY_COLUMNS = 8192  # from here on a block with few rows takes 32 columns
-TILES = (*((TILE_ROWS, wide) for wide in (64, 128, 192, 256)), (HALF_ROWS, 64), (HALF_ROWS, 128))
 K_STAGE, VECTOR = 64, 128  # steps of a stage of bf16; bits that a thread stores together
 # A multiprocessor, by cycle: products of its tensor cores, bytes from the cache; cycles of a tile beside its stages.
 PRODUCTS, CACHE_RATE, BESIDE = 2048, 48, 2500
@@ -201,7 +200,9 @@ def _few_rows(nest: Nest, op: Op, output: Output, form: Form, here: Size) -> Non
     width = line // form.k_pack
     large = not isinstance(columns, int) or columns >= MANY_COLUMNS
     several = isinstance(rows, int) and rows > FEW_ROWS  # then each block reads many rows: better for more columns
-    wide = 16 << (large + several) if width % 64 == 0 else 16
+    key = gemm_key("few_gemm", op, form)
+    usual = 16 << (large + several)
+    wide = nest.choose_schedule(key, FewColumns).columns or usual if width % 64 == 0 else 16
     with nest.loops((groups * here, ceildiv(columns, wide))) as (group, number):
         panel, share = (nest.let(each) for each in split(number, width // wide))
         before = nest.let(scale(number, wide))
@@ -223,6 +224,7 @@ def _stream_rows(nest: Nest, op: Op, output: Output, here: Size) -> None:
     columns, wide = tensor(op.result).sizes[2], STREAM_COLUMNS
     tall = next((each for each in STREAM_SIZES if isinstance(rows, int) and rows <= each), STREAM_SIZES[-1])
     tiles = groups, ceildiv(columns, wide)
+    resident = nest.choose_schedule(gemm_key("stream_gemm", op, STREAM_BF16), StreamBlocks).blocks
     split = SplitK.of(nest, TensorSize(tall, wide, stream_splits(product(tiles), ceildiv(depth, K_STAGE))), tiles)
     with nest.loops((groups * here, tiles[1], split.size.splits)) as (group, panel, share):
         before = nest.let(scale(panel, wide))
@@ -233,7 +235,7 @@ def _stream_rows(nest: Nest, op: Op, output: Output, here: Size) -> None:
         place = (Number(0) if shared == 1 else group, panel, Number(0))
         b = panel_slice(nest, op, place, Amount(depth), Columns(before, wide, there, f32))
         shares = split.shares(nest, (group, panel), share)
-        nest.emit(Mma(tile.sums, a, b, STREAM_BF16, shares))
+        nest.emit(Mma(tile.sums, a, b, STREAM_BF16, shares, resident=resident))
         split.finish(nest, tile, shares).store_vectors(
             nest, op, output, columns, lambda row, column: (group, row, column)
         )
@@ -252,12 +254,9 @@ def _many_rows(nest: Nest, op: Op, output: Output, form: Form, here: Size) -> No
     columns = tensor(op.result).sizes[2]
     assert isinstance(line, int)
     width = line // form.k_pack
-    key = KernelKey.of("tensor_gemm", groups=groups, rows=rows, depth=depth, columns=columns, bits=form.left.bits)
-    asked = nest.choose_schedule(key, TensorTile).columns
-    size = TensorSize(TILE_ROWS, asked)
-    if asked not in WIDTHS or not fits_shared_memory(nest.target, form, asked):
-        steps = ceildiv(depth, steps_together(form))
-        size = choose_tile(nest.target, form, lambda high: groups * ceildiv(rows, high), columns, steps)
+    steps = ceildiv(depth, steps_together(form))
+    usual = choose_tile(nest.target, form, lambda high: groups * ceildiv(rows, high), columns, steps)
+    size = tuned_tile(nest, form, gemm_key("tensor_gemm", op, form), usual)
     tall, wide = size.rows, size.columns
     counts = groups * here, ceildiv(rows, tall), ceildiv(columns, wide)
     split = SplitK.of(nest, size, counts)
@@ -273,6 +272,22 @@ def _many_rows(nest: Nest, op: Op, output: Output, form: Form, here: Size) -> No
         nest.emit(Mma(tile.sums, a, across_panels(nest, op, b), form, shares))
         tile = split.finish(nest, tile, shares)
         tile.store_vectors(nest, op, output, columns, lambda row, column: (group, add(first, row), column))
+
+
+def gemm_key(kind: str, op: Op, form: Form) -> KernelKey:
+    """The shape key of a GEMM on tensor cores."""
+    groups, rows, depth = tensor(op.operands[0]).sizes
+    columns = tensor(op.result).sizes[2]
+    return KernelKey.of(kind, groups=groups, rows=rows, depth=depth, columns=columns, bits=form.left.bits)
+
+
+def tuned_tile(nest: Nest, form: Form, key: KernelKey, usual: TensorSize) -> TensorSize:
+    """The tile of a tuned schedule if it fits. Where K is split nothing changes: its parts, and so bits, would."""
+    asked = nest.choose_schedule(key, TensorTile)
+    legal = (asked.rows, asked.columns) in TENSOR_TILES and usual.splits == 1
+    if legal and fits_shared_memory(nest.target, form, asked.columns, asked.rows):
+        return TensorSize(asked.rows, asked.columns)
+    return usual
 
 
 def steps_together(form: Form) -> int:
@@ -292,7 +307,7 @@ def choose_tile(target: Target, form: Form, parts: Callable[[int], Size], column
     """The tile that is predicted to take least time. `parts`: the number of tiles below each other, by their height;
     `stages`: of the ring, of a tile."""
     tried: dict[TensorSize, float] = {}
-    for tall, wide in TILES:
+    for tall, wide in TENSOR_TILES:
         tiles = parts(tall) * ceildiv(columns, wide)
         if not isinstance(tiles, int) or not isinstance(stages, int):
             return TensorSize(TILE_ROWS, wide_tile(target, form, parts(TILE_ROWS), columns))

@@ -10,16 +10,21 @@ from dataclasses import dataclass
 
 from smelt.kernel.loops.form import F32
 from smelt.kernel.tune.schedules import (
+    FEW_COLUMNS,
+    STREAM_BLOCKS,
     USUAL_COLUMNS,
+    USUAL_ROWS,
     AttentionBlock,
     Blocked,
     ColumnReduction,
     Conv,
     Depthwise,
     ExpandDepthwise,
+    FewColumns,
     Gemm,
     KernelKey,
     Schedule,
+    StreamBlocks,
     TensorTile,
     Winograd,
     bands_of,
@@ -32,7 +37,7 @@ from smelt.target import TileShape
 CALL = 40.0  # cycles of one micro-kernel call besides its K-loop
 CHUNK = 400.0  # of one chunk: bounds, and the loops around it
 FLOAT = 4
-TENSOR_ROWS, MULTIPROCESSORS = 128, 132  # of a tile on tensor cores; of a large GPU
+MULTIPROCESSORS = 132  # of a large GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +78,15 @@ def predict_cost(key: KernelKey, schedule: Schedule, machine: Machine) -> float:
             return (expand + depthwise + CHUNK * chunks) * _idle(chunks, machine.cores)
         case ColumnReduction(columns):
             return 1.0 + 8.0 / columns + columns / 8192
-        case TensorTile(columns):
-            wide = columns or USUAL_COLUMNS
-            tiles = key["groups"] * -(-key["rows"] // TENSOR_ROWS) * -(-key["columns"] // wide)
-            return CALL + -(-tiles // MULTIPROCESSORS) * key["depth"] * (wide + TENSOR_ROWS) / 64
+        case TensorTile(rows, columns):
+            tall, wide = rows or USUAL_ROWS, columns or USUAL_COLUMNS
+            tiles = key["groups"] * -(-key["rows"] // tall) * -(-key["columns"] // wide)
+            return CALL + -(-tiles // MULTIPROCESSORS) * key["depth"] * (wide + tall) / 64
+        case FewColumns(columns):  # rows are read again by every block; blocks that are too few leave memory idle
+            blocks = key["groups"] * -(-key["columns"] // (columns or FEW_COLUMNS[0]))
+            return key["depth"] * (key["columns"] + blocks * key["rows"] / 8) * _idle(blocks, MULTIPROCESSORS)
+        case StreamBlocks(number):
+            return 1.0 + 1.0 / (number or STREAM_BLOCKS[-1])
         case AttentionBlock(queries):
             block = queries or key["width"]
             blocks = -(-key["queries"] // block)

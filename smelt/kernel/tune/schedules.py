@@ -25,7 +25,11 @@ CALL_ROWS = (12, 24, 48, 96, 192)  # candidates
 PIXEL_BLOCK = 96  # pixels of a long row that share one pass over a K-block
 MAX_PATCHES = 128  # Winograd patches whose sums fit on a stack
 ROW_BLOCKS = (12, 24, 36, 48, 72, 96, 144, 192, 288, 384, 576, 768)  # candidates
-TENSOR_COLUMNS, USUAL_COLUMNS = (64, 128, 256), 128  # candidates for tensor cores
+# Candidates on a GPU: rows and columns of a tile on tensor cores; columns of a block with few rows; blocks on a
+# multiprocessor whose weights the copy engine brings.
+TENSOR_TILES = (*((128, columns) for columns in (64, 128, 192, 256)), (64, 64), (64, 128))
+FEW_COLUMNS, STREAM_BLOCKS = (16, 32, 64), (2, 3, 4)
+USUAL_ROWS, USUAL_COLUMNS = 128, 128
 
 # Cost of a row block besides its arithmetic, in rows: loading a B panel costs 1 + depth / PANEL_STEPS, at most MAX_LOAD
 # (the rest of a deep panel is prefetched). ROW_GROWTH: rows get more expensive as their sums leave the L1 cache.
@@ -89,14 +93,30 @@ class AttentionBlock(Frozen):
 
 
 class TensorTile(Frozen):
-    """Columns of a block's tile on tensor cores; 0: as many as leave enough blocks for a whole GPU."""
+    """A block's tile on tensor cores; 0: what is predicted to be fastest. Where blocks split K it has no effect: the
+    parts of K would be others."""
+
+    rows: int = 0
+    columns: int = 0
+
+
+class FewColumns(Frozen):
+    """Columns of a block with few rows on tensor cores; 0: more where there are many columns or rows."""
 
     columns: int = 0
 
 
+class StreamBlocks(Frozen):
+    """Blocks on a multiprocessor, which share the memory for weights that the copy engine brings; 0: four, three where
+    blocks split K."""
+
+    blocks: int = 0
+
+
 B = TypeVar("B", Gemm, Conv, Winograd)
 Blocked: TypeAlias = Gemm | Conv | Winograd
-Schedule: TypeAlias = Blocked | Depthwise | ExpandDepthwise | ColumnReduction | AttentionBlock | TensorTile
+OnGpu: TypeAlias = TensorTile | FewColumns | StreamBlocks
+Schedule: TypeAlias = Blocked | Depthwise | ExpandDepthwise | ColumnReduction | AttentionBlock | OnGpu
 
 # Kind: (record, revision, numbers of the key). The revision changes with the builder: measurements of an older one are
 # ignored.
@@ -108,7 +128,10 @@ KINDS: dict[str, tuple[type[Schedule], int, str]] = {
     "expand_depthwise": (ExpandDepthwise, 2, "batch rows pixels across depth panels width taps stride window_rows"),
     "column_reduction": (ColumnReduction, 2, "outer rows columns bytes"),
     "attention": (AttentionBlock, 2, "heads queries keys depth values masks width"),
-    "tensor_gemm": (TensorTile, 1, "groups rows depth columns bits"),
+    "tensor_gemm": (TensorTile, 2, "groups rows depth columns bits"),
+    "tensor_conv": (TensorTile, 1, "groups rows depth columns bits"),
+    "few_gemm": (FewColumns, 1, "groups rows depth columns bits"),
+    "stream_gemm": (StreamBlocks, 1, "groups rows depth columns bits"),
 }
 
 
@@ -209,8 +232,12 @@ def default_schedule(key: KernelKey) -> Schedule:
             return ColumnReduction()
         case "attention":
             return AttentionBlock()
-        case "tensor_gemm":
+        case "tensor_gemm" | "tensor_conv":
             return TensorTile()
+        case "few_gemm":
+            return FewColumns()
+        case "stream_gemm":
+            return StreamBlocks()
     raise AssertionError(key.kind)
 
 
@@ -300,8 +327,12 @@ def _candidates(key: KernelKey, tile: TileShape) -> Iterable[Schedule]:
             return (ColumnReduction(n) for n in (16, 32, 128, 256, 512))
         case "attention":
             return (AttentionBlock(n) for n in range(tile.lanes, key["width"], tile.lanes))
-        case "tensor_gemm":
-            return map(TensorTile, TENSOR_COLUMNS)
+        case "tensor_gemm" | "tensor_conv":
+            return (TensorTile(*each) for each in TENSOR_TILES)
+        case "few_gemm":
+            return map(FewColumns, FEW_COLUMNS)
+        case "stream_gemm":
+            return map(StreamBlocks, STREAM_BLOCKS)
     raise AssertionError(key.kind)
 
 
@@ -349,8 +380,10 @@ def effect_of(key: KernelKey, schedule: Schedule, tile: TileShape) -> tuple[Any,
         case AttentionBlock(queries):
             block = queries or key["width"]
             return (min(block, tile.lanes * -(-key["queries"] // tile.lanes)),)
-        case TensorTile(columns):
-            return (columns,)
+        case TensorTile(rows, columns):
+            return rows, columns
+        case FewColumns(number) | StreamBlocks(number):
+            return (number,)
 
 
 def rows_of(key: KernelKey, schedule: Gemm) -> int:
@@ -413,8 +446,12 @@ def features(key: KernelKey, schedule: Schedule) -> tuple[float, ...]:
             return log2(patches_of(key, schedule) + 1), 2 * log2(call_rows), 2.0 * first
         case Depthwise(number) | ColumnReduction(number) | AttentionBlock(number):
             return (log2((number or key["width"]) + 1),)
-        case TensorTile(number):
-            return (log2(number or USUAL_COLUMNS),)
+        case TensorTile(rows, columns):
+            return log2(rows or USUAL_ROWS), log2(columns or USUAL_COLUMNS)
+        case FewColumns(number):
+            return (log2(number or FEW_COLUMNS[0]),)
+        case StreamBlocks(number):
+            return (float(number or STREAM_BLOCKS[-1]),)
 
 
 def scale_of(key: KernelKey) -> tuple[float, ...]:
