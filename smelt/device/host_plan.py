@@ -285,7 +285,7 @@ class Run:
         """How many blocks a launch gets; 0: there is nothing to do."""
         if launch["single"]:
             return 1
-        most: int = MOST_BLOCKS
+        most: int = launch.get("most", MOST_BLOCKS)
         if launch["scratch"]:
             most = max(1, MOST_SCRATCH // (launch["scratch"] * launch["per_block"]))
         if launch["extent"] is None:

@@ -24,7 +24,7 @@ from smelt.kernel.build.sinks import Output, simt_sink
 from smelt.kernel.loops.grammar import Amount, Bitcast, BlockMma, Expr, Fold, Number, Slice, add, scale, split
 from smelt.kernel.loops.nest import Index, Nest, flat, tensor
 from smelt.kernel.loops.simt import MULTIPROCESSORS
-from smelt.kernel.loops.tensor_tile import BLOCK_COLUMNS, BLOCK_ROWS, block_stages
+from smelt.kernel.loops.tensor_tile import BLOCK_COLUMNS, BLOCK_ROWS, block_stages, held_row
 from smelt.target import WARPGROUPS
 
 # Shares of K, and the blocks up to which there are more of them: a multiprocessor needs many warps to hide its waits.
@@ -162,7 +162,9 @@ def _chunks(nest: Nest, op: Op, output: Output, most: int, here: Size) -> None:
     count = tiles if isinstance(tiles, int) else 0
     shares = MANY_SHARES if 0 < count <= FEW_BLOCKS else SHARES
     streams = WARPGROUPS in nest.target.features and most <= BLOCK_ROWS[0]
-    stages = block_stages(op.attrs["format"], most, shares, count)[0] if streams else 0
+    format = op.attrs["format"]
+    row = held_row(format, blocks) if streams else 0
+    stages = block_stages(format, most, shares, count, row)[0] if streams else 0
     with nest.loops((groups * here, ceildiv(columns, wide), ceildiv(rows, most))) as (group, number, chunk):
         first, before = nest.let(scale(chunk, most)), nest.let(scale(number, wide))
         used, there = at_most(nest, most, rows, first), at_most(nest, wide, columns, before)
@@ -172,5 +174,6 @@ def _chunks(nest: Nest, op: Op, output: Output, most: int, here: Size) -> None:
         place = element_place(nest, op, panels, (Number(0) if held == 1 else group, panel, Number(0), Number(0)))
         strides = (Amount(size), Number(1), axis_stride(nest, op, panels, 1))
         records = Slice(place, (Amount(blocks), Amount(size), Number(1)), strides)
-        nest.emit(BlockMma(tile.sums, q, scales, totals, records, op.attrs["format"], most, shares, count, stages))
+        shape = most, shares, count, stages, row if stages else 0
+        nest.emit(BlockMma(tile.sums, q, scales, totals, records, format, *shape))
         tile.store(nest, op, output, f32, lambda row, column: (group, add(first, row), column))

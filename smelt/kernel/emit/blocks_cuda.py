@@ -77,6 +77,7 @@ template <class U, int ROWS> struct smelt_block_left {
 // Rows [row, k] of i8, from the units of a share on.
 template <class U, int ROWS> struct smelt_block_at {
   typedef smelt_block_left<U, ROWS> Left;
+  enum { AHEAD = 2 };  // units, where weights are in shared memory
   const i8 *q;
   const f32 *scale, *total;
   i64 q_row, scale_row, total_row;
@@ -249,66 +250,140 @@ template <class U, int ROWS, int DEEP, bool EXACT, int SHARES, int WARPS> inline
 """
 STREAM = """\
 // The same where the copy engine brings the weights: every warp has a ring of STAGES chunks of its share in shared
-// memory, behind the sums. Rows come AHEAD units ahead.
-template <class U, int ROWS, int STAGES, int SHARES> inline void smelt_block_stream(int lane, char *ring, i64 rows,
-    const i8 *q, i64 q_row, const f32 *scale, i64 scale_row, const f32 *total, i64 total_row, const ui8 *w, i64 panel,
-    i64 blocks, f32 *acc, i64 width, i64 columns) {
-  enum { UNITS = U::UNITS, STAGE = 2 * U::BYTES, AHEAD = 2 };
-  const int share = lane / 32, group = lane % 32 / 4, member = lane % 4;
-  const int units = smelt_count_units<U, SHARES>(share, blocks), chunks = (units + UNITS - 1) / UNITS;
-  f32 *const part = (f32 *)ring;
-  char *const stages = ring + SHARES * ROWS * 128, *const own = stages + share * STAGES * STAGE;
-  ui64 *const full = (ui64 *)(stages + SHARES * STAGES * STAGE) + share * STAGES;
-  const bool both = columns > 16;  // panels
-  const auto fetch = [&](int chunk, int slot) {
-    const i64 first = share + (i64)chunk * SHARES, left = blocks - first * U::RECORDS;
-    const int bytes = (int)(left < U::RECORDS ? left : U::RECORDS) * (U::BYTES / U::RECORDS);
-    smelt_bulk_expect(full + slot, both ? 2 * bytes : bytes);
-    smelt_bulk_copy(own + slot * STAGE, w + first * U::BYTES, bytes, full + slot);
-    if (both) smelt_bulk_copy(own + slot * STAGE + U::BYTES, w + panel + first * U::BYTES, bytes, full + slot);
-  };
-  if (lane % 32 == 0) {
-    for (int i = 0; i < STAGES; i++) smelt_barrier_init(full + i, 1);
-    smelt_barrier_publish();
-    for (int i = 0; i < STAGES && i < chunks; i++) fetch(i, i);  // of weights, which no launch writes
+// memory, behind the sums and a row. It outlives a tile: while sums are added, the weights of the next tile come.
+struct smelt_block_panels { const ui8 *from; bool both; };  // of a tile; both: there are two
+struct smelt_block_ring {
+  smelt_block_panels now;  // what is fetched next: a chunk of a tile
+  i64 tile;
+  int chunk, slot, phase;  // slot, phase: of the chunk that is used next
+  bool begun;
+  const i8 *held;  // the row that is in shared memory
+};
+// One row in shared memory: integers, scales, totals. All columns of the right operand are this row.
+template <class U> struct smelt_block_held {
+  typedef smelt_block_left<U, 1> Left;
+  enum { AHEAD = 0 };
+  const char *q;
+  const ui32 *scale, *total;
+  inline void load(Left &to, int i) const {
+    to.q[0] = *(const smelt_two_words *)(q + i * 32);
+    to.scale[0][0] = scale[i];
+#pragma unroll
+    for (int p = 0; p < U::GROUPS; p++)
+      if (U::MINIMUM) to.total[0][0][p] = total[i * U::GROUPS + p];
   }
-  __syncwarp();
-  smelt_block_left<U, ROWS> x[AHEAD] = {};
-  f32 sum[smelt_block_left<U, ROWS>::GROUPS][4][2] = {};
-  auto at_rows = smelt_start_rows<U, ROWS>(share, lane, rows, q, q_row, scale, scale_row, total, total_row);
-  smelt_await();
+  inline void advance(int units) {
+    q += units * 32;
+    scale += units;
+    total += units * U::GROUPS;
+  }
+};
+template <class U> inline smelt_block_held<U> smelt_start_held(int unit, int lane, const char *held, int units) {
+  const ui32 *const scale = (const ui32 *)(held + units * 32);
+  return {held + unit * 32 + lane % 4 * 8, scale + unit, scale + units + unit * U::GROUPS};
+}
+template <class U> inline void smelt_hold_row(int lane, int threads, char *held, int units, const i8 *q,
+    const f32 *scale, const f32 *total) {
+  f32 *const scales = (f32 *)(held + units * 32);
+  for (int i = lane; i < units * 2; i += threads) ((smelt_words *)held)[i] = ((const smelt_words *)q)[i];
+  for (int i = lane; i < units; i += threads) scales[i] = scale[i];
+  for (int i = lane; U::MINIMUM && i < units * U::GROUPS; i += threads) scales[units + i] = total[i];
+}
+// The sums of a share, from its chunks in the ring. `fetch` fills the slot of a chunk that all have read.
+template <class U, int ROWS, int STAGES, int SHARES, bool EXACT, class R, class F> inline void smelt_block_chunks(
+    int share, int lane, const char *own, ui64 *full, smelt_block_ring &ring, int units, bool both, R &at_rows,
+    const F &fetch, f32 (&sum)[smelt_block_left<U, ROWS>::GROUPS][4][2]) {
+  enum { UNITS = U::UNITS, STAGE = 2 * U::BYTES, AHEAD = R::AHEAD };
+  const int group = lane % 32 / 4, member = lane % 4;
+  smelt_block_left<U, ROWS> x[AHEAD ? AHEAD : 1] = {};
 #pragma unroll
   for (int i = 0; i < AHEAD; i++)
     if (i < units) at_rows.load(x[i], i);
-  int slot = 0, phase = 0;
 #pragma unroll 1
-  for (int chunk = 0; chunk < chunks; chunk++) {
-    const char *const here = own + slot * STAGE + (group < 4 || !both ? 0 : U::BYTES);
+  for (int left = units; left > 0; left -= UNITS) {
+    const char *const here = own + ring.slot * STAGE + (group < 4 || !both ? 0 : U::BYTES);
     typename U::At at_weights;
     typename U::Head head;
     at_weights.start((const ui8 *)here, member, group % 4);
-    const int left = units - chunk * UNITS;
-    while (!smelt_barrier_passed(full + slot, phase)) {}
+    while (!smelt_barrier_passed(full + ring.slot, ring.phase)) {}
     head.take((const ui8 *)here, group % 4);
 #pragma unroll
     for (int i = 0; i < UNITS; i++) {
-      if (i >= left) break;
+      if (!EXACT && i >= left) break;
       U y;
       y.take(at_weights, i);
-      smelt_block_multiply<U, ROWS>(y, head, x[i % AHEAD], member, sum);
+      auto &now = x[AHEAD ? i % (AHEAD ? AHEAD : 1) : 0];
+      if (!AHEAD) at_rows.load(now, i);
+      smelt_block_multiply<U, ROWS>(y, head, now, member, sum);
       const int next = i + AHEAD;
-      if (next < left) at_rows.load(x[i % AHEAD], next < UNITS ? next : next + (SHARES - 1) * UNITS);
+      if (AHEAD && ((EXACT && next < UNITS) || next < left))
+        at_rows.load(now, next < UNITS ? next : next + (SHARES - 1) * UNITS);
     }
     at_rows.advance(SHARES * UNITS);
     __syncwarp();  // all have read the stage
-    if (lane % 32 == 0 && chunk + STAGES < chunks) fetch(chunk + STAGES, slot);
-    if (++slot == STAGES) slot = 0, phase ^= 1;
+    if (lane % 32 == 0) fetch(ring.slot);
+    if (++ring.slot == STAGES) ring.slot = 0, ring.phase ^= 1;
   }
-  if (lane % 32 == 0)
+}
+// A tile of all of `tiles`, of which a block has every gridDim.x-th; `panels_of`: the weights of one. HELD: bytes for a
+// row in shared memory.
+template <class U, int MOST, int STAGES, int SHARES, bool EXACT, int HELD, class W> inline void smelt_block_stream(
+    int lane, char *shared, smelt_block_ring &ring, i64 tile, i64 tiles, const W &panels_of, i64 rows, const i8 *q,
+    i64 q_row, const f32 *scale, i64 scale_row, const f32 *total, i64 total_row, i64 panel, i64 blocks, f32 *acc,
+    i64 width, i64 columns) {
+  enum { UNITS = U::UNITS, STAGE = 2 * U::BYTES, THREADS = 32 * SHARES };
+  const int share = lane / 32, units = smelt_count_units<U, SHARES>(share, blocks);
+  const int chunks = (units + UNITS - 1) / UNITS;
+  f32 *const part = (f32 *)shared;
+  char *const held = shared + SHARES * MOST * 128, *const stages = held + HELD, *const own =
+      stages + share * STAGES * STAGE;
+  ui64 *const full = (ui64 *)(stages + SHARES * STAGES * STAGE) + share * STAGES;
+  const auto fetch = [&](int slot) {  // the next chunk, of this tile or of a later one
+    if (ring.tile >= tiles || chunks == 0) return;
+    if (ring.chunk == 0) ring.now = panels_of(ring.tile);
+    const i64 first = share + (i64)ring.chunk * SHARES, left = blocks - first * U::RECORDS;
+    const bool whole = EXACT || left >= U::RECORDS;
+    const int bytes = whole ? U::BYTES : (int)left * (U::BYTES / U::RECORDS);
+    const ui8 *const from = ring.now.from + first * U::BYTES;
+    smelt_bulk_expect(full + slot, ring.now.both ? 2 * bytes : bytes);
+    smelt_bulk_copy(own + slot * STAGE, from, bytes, full + slot);
+    if (ring.now.both) smelt_bulk_copy(own + slot * STAGE + U::BYTES, from + panel, bytes, full + slot);
+    if (++ring.chunk == chunks) ring.chunk = 0, ring.tile += gridDim.x;
+  };
+  if (!ring.begun) {
+    ring.begun = true;
+    ring.tile = tile;
+    if (lane % 32 == 0) {
+      for (int i = 0; i < STAGES; i++) smelt_barrier_init(full + i, 1);
+      smelt_barrier_publish();
+#pragma unroll 1
+      for (int i = 0; i < STAGES; i++) fetch(i);  // of weights, which no launch writes
+    }
+    __syncwarp();
+    smelt_await();
+  }
+  const bool both = columns > 16;
+  if (HELD && rows == 1) {
+    const int all = (int)blocks * (UNITS / U::RECORDS);
+    if (ring.held != q) {
+      ring.held = q;
+      smelt_hold_row<U>(lane, THREADS, held, all, q, scale, total);
+      __syncthreads();
+    }
+    auto at_rows = smelt_start_held<U>(share * UNITS, lane, held, all);
+    f32 sum[1][4][2] = {};
+    smelt_block_chunks<U, 1, STAGES, SHARES, EXACT>(share, lane, own, full, ring, units, both, at_rows, fetch, sum);
+    smelt_keep_share<U, 1>(share, lane, part, rows, sum);
+  } else {
+    auto at_rows = smelt_start_rows<U, MOST>(share, lane, rows, q, q_row, scale, scale_row, total, total_row);
+    f32 sum[smelt_block_left<U, MOST>::GROUPS][4][2] = {};
+    smelt_block_chunks<U, MOST, STAGES, SHARES, EXACT>(share, lane, own, full, ring, units, both, at_rows, fetch, sum);
+    smelt_keep_share<U, MOST>(share, lane, part, rows, sum);
+  }
+  if (tile + gridDim.x >= tiles && lane % 32 == 0)
     for (int i = 0; i < STAGES; i++) smelt_barrier_end(full + i);
-  smelt_keep_share<U, ROWS>(share, lane, part, rows, sum);
   __syncthreads();
-  smelt_add_shares<SHARES>(lane, 32 * SHARES, part, rows, acc, width, columns);
+  smelt_add_shares<SHARES>(lane, THREADS, part, rows, acc, width, columns);
 }
 """
 # Registers for what a thread reads ahead, by the warps of a multiprocessor.
@@ -329,7 +404,7 @@ def choose_shape(mma: BlockMma) -> tuple[int, int, bool]:
         resident = 1 if 0 < mma.blocks <= MULTIPROCESSORS else 2 if large or few_blocks else 4
         deep = next((each for each in (8, 4) if each * words <= AHEAD[min(32, resident * warps)]), 2)
     if mma.stages:
-        _, resident = block_stages(mma.format, mma.most, mma.shares, mma.blocks)
+        _, resident = block_stages(mma.format, mma.most, mma.shares, mma.blocks, mma.held)
     records = static_size(mma.panel.sizes[0])
     exact = layout.length > RUN or (records is not None and records % chunk_records(layout) == 0)
     return min(deep, chunk_records(layout) * layout.length // RUN), resident, exact
@@ -357,7 +432,8 @@ def block_call(mma: BlockMma, deep: int, exact: bool) -> str:
     """The name of the function for a format, at most this number of rows, and units that are read ahead."""
     warps = block_threads(mma) // 32
     if mma.stages:
-        return f"smelt_block_stream<{PREFIX}{mma.format}, {mma.most}, {mma.stages}, {mma.shares}>"
+        sizes = f"{mma.most}, {mma.stages}, {mma.shares}, {str(exact).lower()}, {mma.held}"
+        return f"smelt_block_stream<{PREFIX}{mma.format}, {sizes}>"
     return f"smelt_block_rows<{PREFIX}{mma.format}, {mma.most}, {deep}, {str(exact).lower()}, {mma.shares}, {warps}>"
 
 
@@ -490,12 +566,12 @@ def _codes(layout: Layout) -> list[str]:
     lines.append("    for (int j = 0; j < 4; j++) {")
     for number, plane in enumerate(layout.planes):
         word = f"p{number}.x[j]"
-        if layout.zero and not layout.codebook and 0 < number == len(layout.planes) - 1:  # signs of all of its quads
+        if layout.zero and not layout.codebook and number == len(layout.planes) - 1:  # signs of all of its quads
             word += f" ^ {sum(1 << i + plane.bits - 1 for i in range(0, 32, plane.bits))}u"
         lines += [f"      const ui32 w{number} = {word};"] if plane.bits < 8 else []
     for share, to in enumerate(("low", "high")):
         parts = [_cut(number, plane, share, _shift(layout)) for number, plane in enumerate(layout.planes)]
-        if layout.zero and not layout.codebook and (len(parts) == 1):
+        if layout.zero and not layout.codebook and layout.planes[-1].bits == 8:
             parts[-1] = f"({parts[-1]} ^ 0x80808080u)"
         value = " | ".join(parts)
         if layout.codebook:

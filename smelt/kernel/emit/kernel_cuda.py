@@ -58,6 +58,7 @@ from smelt.kernel.loops.simt import (
     THREADS,
     WARP,
     Stage,
+    dependencies,
     has_multiprocessors,
     map_to_grid,
 )
@@ -71,6 +72,7 @@ from smelt.kernel.loops.tensor_tile import (
     few_columns,
     flash_parts,
     flash_stages,
+    most_blocks,
     resident_blocks,
     stage_bytes,
     stage_steps,
@@ -114,6 +116,7 @@ class Launched:
     weights: int | None = None  # the buffer that it reads before it waits itself for the launch in front of it
     early: bool = False  # it holds many weights before it waits: none are prefetched for it
     prefetches: bool = False  # it takes the pieces of memory (`PREFETCHED`) that a later launch reads
+    most: int | None = None  # blocks that run at once, where more of them would only wait
 
 
 @dataclass(slots=True)
@@ -199,7 +202,14 @@ class StagePrinter(Printer):
             self.weights,
             self.early,
             self.prefetches,
+            self.most,
         )
+
+    @property
+    def most(self) -> int | None:
+        """Blocks of products whose weights the copy engine brings: each has several tiles."""
+        streams = [each for each in self.stage.body if isinstance(each, BlockMma) and each.stages]
+        return min(map(most_blocks, streams), default=None)
 
     @property
     def prefetches(self) -> bool:
@@ -355,7 +365,7 @@ class StagePrinter(Printer):
             case Decode():
                 return self.decode(stmt, depth)
             case BlockMma():
-                return self.fence([f"{pad}{self.block_mma(stmt)}"], stmt, pad)
+                return self.fence(self.block_mma(stmt, depth), stmt, pad)
             case Fail():
                 raise AssertionError("no builder writes it")
         return self.plain(stmt, depth)
@@ -678,15 +688,34 @@ class StagePrinter(Printer):
         counter = f"{self.name}_counters + {tile}"
         return f"smelt_share{{{self.expr(split.number)}, {count}, {first}, {counter}, {done.place.array}}}"
 
-    def block_mma(self, mma: BlockMma) -> str:
+    def block_mma(self, mma: BlockMma, depth: int) -> list[str]:
         """A call of the micro-kernel of a format by a block: rows, integers, scales, totals, records, tile."""
         kinds = (mma.q, "i8"), (mma.scale, "f32"), (mma.total, "f32")
-        given = [f"{self.address(of.place, kind)}, {self.expr(of.strides[0])}" for of, kind in kinds]
-        given += [self.address(mma.panel.place, "ui8"), self.expr(mma.panel.strides[2]), self.expr(mma.panel.sizes[0])]
-        given += [self.address(mma.acc.place, "f32"), self.expr(mma.acc.strides[0]), self.expr(mma.acc.sizes[1])]
+        rows = [f"{self.address(of.place, kind)}, {self.expr(of.strides[0])}" for of, kind in kinds]
+        panel, (step, records) = self.address(mma.panel.place, "ui8"), (mma.panel.strides[2], mma.panel.sizes[0])
+        tile = [self.address(mma.acc.place, "f32"), self.expr(mma.acc.strides[0]), self.expr(mma.acc.sizes[1])]
         deep, _, exact = choose_shape(mma)
-        call = block_call(mma, deep, exact)
-        return f"{call}({LANE}, smelt_shared, {self.expr(mma.acc.sizes[0])}, {', '.join(given)});"
+        pad, call, count = "  " * depth, block_call(mma, deep, exact), self.expr(mma.acc.sizes[0])
+        given = ", ".join([count, *rows, *([] if mma.stages else [panel]), *map(self.expr, (step, records)), *tile])
+        if not mma.stages:
+            return [f"{pad}{call}({LANE}, smelt_shared, {given});"]
+        var, extent, before = "", "1", tuple[Stmt, ...]()
+        if mma in self.stage.body and self.stage.var is not None and self.stage.extent is not None:
+            var, extent = self.stage.var.name, self.expr(self.stage.extent)
+            wanted = [Let(Var(""), each) for each in (mma.panel.place.index, mma.acc.sizes[1])]
+            before = dependencies(self.stage.body[: self.stage.body.index(mma)], wanted)
+        state = "  smelt_block_ring smelt_ring = {};"
+        if var:
+            self.locals["ring"] = state
+        panels = f"return smelt_block_panels{{{panel}, {tile[-1]} > 16}};"
+        return [
+            *([] if var else [f"{pad}{{", state]),
+            f"{pad}{call}({LANE}, smelt_shared, smelt_ring, {var or '0'}, {extent}, [&](i64 {var}) {{",
+            *self.block(before, depth + 1),
+            f"{pad}  {panels}",
+            f"{pad}}}, {given});",
+            *([] if var else [f"{pad}}}"]),
+        ]
 
     def attend(self, attend: Attend, depth: int) -> list[str]:
         """A call of `smelt_attend`; the blocks of the statement are functions that it calls."""

@@ -186,6 +186,7 @@ class PlanWriter:
             "awaits": [buffers[weights]] if weights is not None and self._is_weight(buffers[weights]) else [],
             "early": launched.early,
             "prefetches": launched.prefetches,
+            **({} if launched.most is None else {"most": launched.most}),
         }
 
 

@@ -208,7 +208,7 @@ def _stage(part: _Part, saved: Saved, room: int) -> Stage:
         body, var, extent, group = _place(part.loop)
     elif _has(body, Mma | BlockMma | Attend | Decode) or _has_long_loops(body) or _has_long_folds(body):
         group = "block"
-    before = _dependencies(part.repeated, body)
+    before = dependencies(part.repeated, body)
     used = {*used_variables((*before, *body)), *(each for each in _extent_variables(extent))}
     named = {*used_tiles(body)}
     kept = tuple((tile, at) for tile, at in saved.tiles if tile.name in named)
@@ -263,7 +263,7 @@ def _extent_variables(extent: Expr | None) -> Iterator[Var]:
     return iter(()) if extent is None else used_variables((Let(Var(""), extent),))
 
 
-def _dependencies(statements: Sequence[Stmt], body: Sequence[Stmt]) -> tuple[Stmt, ...]:
+def dependencies(statements: Sequence[Stmt], body: Sequence[Stmt]) -> tuple[Stmt, ...]:
     """The statements that a body depends on."""
     wanted = {*used_variables(body)}
     kept: list[Stmt] = []

@@ -11,6 +11,7 @@ from smelt.dim import Size
 from smelt.dtype import DType, bf16
 from smelt.frozen import Frozen
 from smelt.ir.block_layout import Layout
+from smelt.ir.blocks import RUN
 from smelt.kernel.loops.form import (
     FEW_BF16,
     FEW_F32_BF16,
@@ -32,6 +33,8 @@ STAGES = 8  # of the ring of operands, where there is room
 SHORT_STEPS, LONG_STEPS = 32, 64  # of K in a stage; longer ones where a block has one tile and a multiprocessor alone
 BLOCK_COLUMNS, BLOCK_ROWS = 32, (8, 32, 64)  # of a tile by block-quantised weights
 ALONE = 132  # blocks that have a multiprocessor each
+STREAM_SHAPES = ((3, 4), (2, 4))  # by blocks on a multiprocessor, the most chunks in shared memory
+HELD_ROW = 20 << 10  # bytes of a row that shared memory may hold
 STREAM_SIZES, STREAM_COLUMNS, STREAM_PITCH = (8, 16, 32, 64), 64, 68  # rows and columns of a block; of its sums: a row
 STREAM_BLOCKS, SPLIT_STREAM_BLOCKS = 4, 3  # on a multiprocessor; where several blocks split K
 STREAM_ROOM, STREAM_BARRIERS = 220 << 10, 16  # bytes of all of these blocks; of the barriers of a stage
@@ -57,7 +60,7 @@ def ring_bytes(mma: Mma | BlockMma, room: int, rows: int = TILE_ROWS, *, alone: 
     """The bytes for operands or parts of the sums of a product that has this number of bytes at most. `rows`: of a
     tile; `alone`: a multiprocessor has one block, with one tile."""
     if isinstance(mma, BlockMma):
-        return mma.shares * (mma.most * BLOCK_COLUMNS * 4 + mma.stages * stage_of_chunk(mma.format))
+        return mma.shares * (mma.most * BLOCK_COLUMNS * 4 + mma.stages * stage_of_chunk(mma.format)) + mma.held
     if mma.form in TENSOR:
         each = stage_bytes(mma.form, tile_columns(mma), rows, stage_steps(mma.form, alone=alone))
         most = STAGES if alone or mma.form.left.bits <= 16 else STAGES // 2
@@ -78,15 +81,29 @@ def stage_of_chunk(format: str) -> int:
     return 2 * chunk_records(layout) * layout.record + 8
 
 
-def block_stages(format: str, most: int, shares: int, blocks: int) -> tuple[int, int]:
+def held_row(format: str, blocks: Size) -> int:
+    """The bytes of a row in shared memory: integers, scales and totals; 0 where it is too long, or may be."""
+    layout = Layout.of(format)
+    totals = RUN // layout.group if layout.row.minimum is not None else 0
+    size = blocks * (layout.length // RUN) * (RUN + 4 + 4 * totals) if isinstance(blocks, int) else 0
+    return -(-size // 16) * 16 if size <= HELD_ROW else 0
+
+
+def block_stages(format: str, most: int, shares: int, blocks: int, held: int) -> tuple[int, int]:
     """(Chunks of each share in shared memory, blocks on a multiprocessor) where the copy engine brings weights; no
-    chunks where there is no room for two."""
-    each, sums = shares * stage_of_chunk(format), shares * most * BLOCK_COLUMNS * 4 + 1024
-    for resident, deepest in ((1, 8),) if 0 < blocks <= ALONE else ((4, 4), (3, 4), (2, 4)):
-        stages = (STREAM_ROOM // resident - sums) // each
+    chunks where there is no room for two. `held`: bytes of a row."""
+    each, beside = shares * stage_of_chunk(format), shares * most * BLOCK_COLUMNS * 4 + held + 1024
+    alone, two = 0 < blocks <= ALONE, 0 < blocks <= 2 * ALONE
+    for resident, deepest in ((1, 8),) if alone else ((2, 8),) if two else STREAM_SHAPES:
+        stages = (STREAM_ROOM // resident - beside) // each
         if stages >= 2:
             return min(deepest, stages), resident
     return 0, 1
+
+
+def most_blocks(mma: BlockMma) -> int:
+    """The thread blocks that run at once: each takes one tile after another, and fetches across their borders."""
+    return ALONE * block_stages(mma.format, mma.most, mma.shares, mma.blocks, mma.held)[1]
 
 
 def block_threads(mma: BlockMma) -> int:
