@@ -27,7 +27,7 @@ from smelt.target import Target
 
 HEADER = Path(__file__).with_name("emulator.h")
 FUNCTION = re.compile(r'^extern "C" __global__ void __launch_bounds__\([\d, ]+\) (\w+)\((.*)\) \{$', re.MULTILINE)
-WAITS = re.compile(r"__sync|smelt_(shuffle_|mma_|tile|few|stream|block_|decode|attend)|__shfl")
+WAITS = re.compile(r"__sync|smelt_(shuffle_|mma_|tile|few|stream|block_|round_row|decode|attend)|__shfl")
 FLAGS = ("-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing", "-w", "-shared", "-fPIC")
 GUARD = 64
 

@@ -19,6 +19,7 @@ from smelt.ir.blocks import BLOCKS
 from smelt.ir.core import Program, Value
 from smelt.ir.interpret import run
 from smelt.kernel.build import blocks_simt
+from smelt.kernel.loops import tensor_tile
 from smelt.passes.lower_blocks import round_activations
 from smelt.shape import Shape
 from smelt.weights import Weights
@@ -32,6 +33,13 @@ def launches_of(program: Program, device: EmulatedCuda) -> list[str]:
     steps = json.loads(text)["programs"]["smelt0"]["steps"]
     names = [each["function"] for step in steps for each in step.get("launches", ())]
     return [name.removeprefix("smelt0_").rstrip("0123456789_") for name in names if name.endswith("_0")]
+
+
+def most_blocks(program: Program, device: EmulatedCuda) -> int:
+    """The blocks of a product of few rows."""
+    *_, text = emit_source([plan_program(program, device.target())]).texts(1)
+    steps = json.loads(text)["programs"]["smelt0"]["steps"]
+    return int(next(each["most"] for step in steps for each in step.get("launches", ()) if "most" in each))
 
 
 @pytest.mark.parametrize("few", [0, blocks_simt.FEW_BLOCKS])
@@ -51,6 +59,29 @@ def test_shares_of_k(format: str, few: int, emulated: EmulatedCuda, seed: int, m
     for rows, got in found.items():
         np.testing.assert_array_equal(got, found[9][:rows])
     np.testing.assert_allclose(found[9], want, rtol=0, atol=4e-6 * np.abs(want).max())
+
+
+@pytest.mark.parametrize(("format", "blocks"), [("q4_0", 66), ("q8_0", 64), ("q5_1", 5), ("q4_k", 9), ("q2_k", 17)])
+def test_blocks_with_several_tiles(
+    format: str, blocks: int, emulated: EmulatedCuda, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread block goes on with the chunks of its next tile, whose second panel may be missing."""
+    row, columns = BLOCKS[format], 32 * 6 + 16
+    program = round_activations(product(row, blocks, columns))
+    w = random_weights(row, columns, blocks, seed=seed)
+    x = np.random.default_rng(seed).standard_normal((3, blocks * row.length), np.float32)
+    (want,) = run(program, [x, w])
+    monkeypatch.setattr(blocks_simt, "FEW_BLOCKS", 0)
+    found = []
+    for alone in (tensor_tile.ALONE, 1):  # multiprocessors: a tile for each block, several tiles
+        monkeypatch.setattr(tensor_tile, "ALONE", alone)
+        assert (most_blocks(program, emulated) < 7) == (alone == 1)
+        (made,) = compile_all([program], emulated.target())
+        assert not isinstance(made, SmeltError)
+        found += [made(x[:rows], w)[0].numpy() for rows in (1, 3)]
+    for got in found:
+        np.testing.assert_array_equal(got, found[1][: len(got)])
+    np.testing.assert_allclose(found[1], want, rtol=0, atol=4e-6 * np.abs(want).max())
 
 
 def feed_forward(depth: int, width: int) -> Program:

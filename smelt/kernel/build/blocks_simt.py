@@ -21,7 +21,7 @@ from smelt.kernel.build.blocks import row_slices
 from smelt.kernel.build.gemm import axis_stride, element_place
 from smelt.kernel.build.gemm_simt import Tiled, at_most
 from smelt.kernel.build.sinks import Output, simt_sink
-from smelt.kernel.loops.grammar import Amount, Bitcast, BlockMma, Expr, Fold, Number, Slice, add, scale, split
+from smelt.kernel.loops.grammar import Amount, Bitcast, BlockMma, Expr, Fold, Number, Place, RoundRow, Slice, add, scale
 from smelt.kernel.loops.nest import Index, Nest, flat, tensor
 from smelt.kernel.loops.simt import MULTIPROCESSORS
 from smelt.kernel.loops.tensor_tile import BLOCK_COLUMNS, BLOCK_ROWS, block_stages, held_row
@@ -29,7 +29,6 @@ from smelt.target import WARPGROUPS
 
 # Shares of K, and the blocks up to which there are more of them: a multiprocessor needs many warps to hide its waits.
 SHARES, MANY_SHARES, FEW_BLOCKS = 8, 16, MULTIPROCESSORS
-PITCH = RUN + 1  # of the runs of a row in shared memory: threads that read one each use different banks
 
 
 @simt_sink("smelt.round_blocks")
@@ -55,31 +54,18 @@ def round_blocks(nest: Nest, op: Op, output: Output) -> None:
 
 
 def _round_rows(nest: Nest, op: Op, output: Output, depth: int) -> None:
-    """A block rounds a row: threads compute its elements, then each has a run, and at last they store integers."""
+    """A block rounds a row: threads compute its elements, then eight of them have a run."""
     (x,) = op.operands
     groups, rows, _ = tensor(x).sizes
+    group, zero = op.attrs["group"], op.attrs["zero"]
     with nest.loops((groups, rows)) as (g, row):
-        held, factors = nest.tile("row", f32, depth // RUN * PITCH), nest.tile("factors", f32, depth // RUN)
-
-        def element(at: Expr) -> Expr:
-            run, inside = split(at, RUN)
-            return nest.read(held, add(scale(run, PITCH), inside), f32)
-
+        held = nest.tile("row", f32, depth)
         with nest.loop(depth, "lane") as at:
-            run, inside = split(at, RUN)
-            nest.write(held, add(scale(run, PITCH), inside), nest.pull(x, (g, row, at)))
-        with nest.loop(depth // RUN, "lane") as run:
-            first = nest.let(scale(run, PITCH))
-            read = partial(_read_after, nest, held, first)
-            nest.write(factors, run, _round_run(nest, op, output, read, (g, row, run)))
-        with nest.loop(depth, "lane") as at:
-            factor = nest.read(factors, split(at, RUN)[0], f32)
-            place = flat((g, row, at), (groups, rows, depth))
-            nest.store(output.targets[0], place, nest.convert(_integer(nest, element(at), factor), i8))
-
-
-def _read_after(nest: Nest, held: str, first: Expr, at: Expr) -> Expr:
-    return nest.read(held, add(first, at), f32)
+            nest.write(held, at, nest.pull(x, (g, row, at)))
+        counts = depth, depth // RUN, depth // group
+        first = (flat((g, row, Number(0)), (groups, rows, count)) for count in counts)
+        q, scales, totals = (Place(nest.buffer(each), at) for each, at in zip(output.targets, first, strict=True))
+        nest.emit(RoundRow(q, scales, totals, Place(held, Number(0)), depth // RUN, group, zero))
 
 
 def _depends_on_reduction(nest: Nest, value: Value) -> bool:

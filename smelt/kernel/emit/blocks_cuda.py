@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from smelt.ir.block_layout import COLUMNS, LINE, STEPS, Layout, Plane
 from smelt.ir.blocks import BLOCKS, RUN
+from smelt.ir.ops.packed_blocks import LEAST, MOST
 from smelt.kernel.loops.grammar import Amount, BlockMma, Expr
 from smelt.kernel.loops.simt import MULTIPROCESSORS
 from smelt.kernel.loops.tensor_tile import BLOCK_ROWS, block_stages, block_threads, chunk_records
@@ -77,7 +78,6 @@ template <class U, int ROWS> struct smelt_block_left {
 // Rows [row, k] of i8, from the units of a share on.
 template <class U, int ROWS> struct smelt_block_at {
   typedef smelt_block_left<U, ROWS> Left;
-  enum { AHEAD = 2 };  // units, where weights are in shared memory
   const i8 *q;
   const f32 *scale, *total;
   i64 q_row, scale_row, total_row;
@@ -262,7 +262,6 @@ struct smelt_block_ring {
 // One row in shared memory: integers, scales, totals. All columns of the right operand are this row.
 template <class U> struct smelt_block_held {
   typedef smelt_block_left<U, 1> Left;
-  enum { AHEAD = 0 };
   const char *q;
   const ui32 *scale, *total;
   inline void load(Left &to, int i) const {
@@ -289,11 +288,12 @@ template <class U> inline void smelt_hold_row(int lane, int threads, char *held,
   for (int i = lane; i < units; i += threads) scales[i] = scale[i];
   for (int i = lane; U::MINIMUM && i < units * U::GROUPS; i += threads) scales[units + i] = total[i];
 }
-// The sums of a share, from its chunks in the ring. `fetch` fills the slot of a chunk that all have read.
-template <class U, int ROWS, int STAGES, int SHARES, bool EXACT, class R, class F> inline void smelt_block_chunks(
-    int share, int lane, const char *own, ui64 *full, smelt_block_ring &ring, int units, bool both, R &at_rows,
-    const F &fetch, f32 (&sum)[smelt_block_left<U, ROWS>::GROUPS][4][2]) {
-  enum { UNITS = U::UNITS, STAGE = 2 * U::BYTES, AHEAD = R::AHEAD };
+// The sums of a share, from its chunks in the ring. `fetch` fills the slot of a chunk that all have read. AHEAD: units
+// that rows are read ahead.
+template <class U, int ROWS, int AHEAD, int STAGES, int SHARES, bool EXACT, class R, class F> inline void
+smelt_block_chunks(int share, int lane, const char *own, ui64 *full, smelt_block_ring &ring, int units, bool both,
+    R &at_rows, const F &fetch, f32 (&sum)[smelt_block_left<U, ROWS>::GROUPS][4][2]) {
+  enum { UNITS = U::UNITS, STAGE = 2 * U::BYTES };
   const int group = lane % 32 / 4, member = lane % 4;
   smelt_block_left<U, ROWS> x[AHEAD ? AHEAD : 1] = {};
 #pragma unroll
@@ -372,12 +372,13 @@ template <class U, int MOST, int STAGES, int SHARES, bool EXACT, int HELD, class
     }
     auto at_rows = smelt_start_held<U>(share * UNITS, lane, held, all);
     f32 sum[1][4][2] = {};
-    smelt_block_chunks<U, 1, STAGES, SHARES, EXACT>(share, lane, own, full, ring, units, both, at_rows, fetch, sum);
+    smelt_block_chunks<U, 1, 0, STAGES, SHARES, EXACT>(share, lane, own, full, ring, units, both, at_rows, fetch, sum);
     smelt_keep_share<U, 1>(share, lane, part, rows, sum);
   } else {
     auto at_rows = smelt_start_rows<U, MOST>(share, lane, rows, q, q_row, scale, scale_row, total, total_row);
     f32 sum[smelt_block_left<U, MOST>::GROUPS][4][2] = {};
-    smelt_block_chunks<U, MOST, STAGES, SHARES, EXACT>(share, lane, own, full, ring, units, both, at_rows, fetch, sum);
+    smelt_block_chunks<U, MOST, (SHARES > 8 ? 4 : 2), STAGES, SHARES, EXACT>(
+        share, lane, own, full, ring, units, both, at_rows, fetch, sum);
     smelt_keep_share<U, MOST>(share, lane, part, rows, sum);
   }
   if (tile + gridDim.x >= tiles && lane % 32 == 0)
@@ -386,6 +387,45 @@ template <class U, int MOST, int STAGES, int SHARES, bool EXACT, int HELD, class
   smelt_add_shares<SHARES>(lane, THREADS, part, rows, acc, width, columns);
 }
 """
+ROUND = """\
+// A row of f32 in shared memory, rounded to 8 bits in runs of 32: eight threads have a run, each four elements of it.
+// Integers may be summed in any order; positive floats are ordered as integers are.
+inline i32 smelt_from_lane(i32 x, int by) { return (i32)__shfl_xor_sync(0xffffffffu, (ui32)x, by); }
+template <int GROUP, int ZERO, class T> inline void smelt_round_row(int lane, int threads, const f32 *row, int runs,
+    i8 *q, f32 *scale, T *total) {
+  for (int at = lane; at - lane % 32 < 8 * runs; at += threads) {  // whole warps, which exchange numbers
+    const bool there = at < 8 * runs;
+    const smelt_words x = ((const smelt_words *)row)[there ? at : 0];
+    i32 most = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const i32 bits = (i32)(x.x[i] & 0x7fffffffu);
+      most = bits > most ? bits : most;
+    }
+#pragma unroll
+    for (int by = 4; by; by /= 2) {
+      const i32 other = smelt_from_lane(most, by);
+      most = other > most ? other : most;
+    }
+    const f32 step = __uint_as_float((ui32)most) / MOST, factor = step < LEAST ? 0.0f : 1.0f / step;
+    ui32 word = 0;
+    i32 sum = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const i32 each = smelt_i32_from_f32(smelt_round_nearest_even_f32(__uint_as_float(x.x[i]) * factor));
+      word |= ((ui32)each & 255u) << 8 * i;
+      sum += each;
+    }
+#pragma unroll
+    for (int by = GROUP / 8; by; by /= 2) sum += smelt_from_lane(sum, by);
+    if (there) {
+      ((ui32 *)q)[at] = word;
+      if (at % 8 == 0) scale[at / 8] = step;
+      if (at % (GROUP / 4) == 0) total[at / (GROUP / 4)] = ZERO ? (T)(sum * -ZERO) : (T)(step * (f32)sum);
+    }
+  }
+}
+""".replace("MOST", f"{float(MOST).hex()}f").replace("LEAST", f"{float(LEAST).hex()}f")
 # Registers for what a thread reads ahead, by the warps of a multiprocessor.
 AHEAD = {8: 96, 16: 72, 32: 24}
 FEW_WORDS = 10  # of a unit that leaves registers for many warps
@@ -440,10 +480,11 @@ def block_call(mma: BlockMma, deep: int, exact: bool) -> str:
 def block_kernels(text: str) -> str:
     """The functions that a text calls; `emit.tile_mma` has what loads words."""
     found = [each for each in BLOCKS if f"<{PREFIX}{each}, " in text]
+    rounds = ROUND if "smelt_round_row<" in text else ""
     if not found:
-        return ""
+        return rounds
     stream = STREAM if "smelt_block_stream<" in text else ""
-    return "".join([INSTRUCTIONS, SUMS, stream, *(unit_text(Layout.of(each)) for each in found)])
+    return "".join([rounds, INSTRUCTIONS, SUMS, stream, *(unit_text(Layout.of(each)) for each in found)])
 
 
 def unit_text(layout: Layout) -> str:

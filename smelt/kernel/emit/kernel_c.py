@@ -28,6 +28,7 @@ from smelt.kernel.loops.grammar import (
     Mma,
     Number,
     Place,
+    RoundRow,
     Set,
     Split,
     Stmt,
@@ -100,7 +101,7 @@ class KernelPrinter(Printer):
                 return [f"{pad}{self.mma(stmt)}"]
             case BlockMma():
                 return [f"{pad}{self.block_mma(stmt)}"]
-            case Attend() | Decode():
+            case RoundRow() | Attend() | Decode():
                 raise AssertionError("builders for a GPU write it")
             case Fail(status, values):
                 record = [f"ctx->record[{i}] = {self.expr(value)};" for i, value in enumerate(values)]

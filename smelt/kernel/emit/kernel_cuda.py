@@ -42,6 +42,7 @@ from smelt.kernel.loops.grammar import (
     Place,
     Quotient,
     Remainder,
+    RoundRow,
     Set,
     Split,
     Stmt,
@@ -366,6 +367,11 @@ class StagePrinter(Printer):
                 return self.decode(stmt, depth)
             case BlockMma():
                 return self.fence(self.block_mma(stmt, depth), stmt, pad)
+            case RoundRow(q, scale, total, row, runs, group, zero):
+                places = (row, "f32"), (q, "i8"), (scale, "f32"), (total, "i32" if zero else "f32")
+                source, *targets = (self.address(place, kind) for place, kind in places)
+                call = f"smelt_round_row<{group}, {zero}>({self.members}, {source}, {runs}, {', '.join(targets)});"
+                return [f"{pad}{call}"]
             case Fail():
                 raise AssertionError("no builder writes it")
         return self.plain(stmt, depth)

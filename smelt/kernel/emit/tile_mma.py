@@ -13,6 +13,8 @@ hold all of their bits. Device functions before `LOADS` have counterparts in the
 
 from __future__ import annotations
 
+import re
+
 from smelt.kernel.emit.attention_cuda import WEIGHTS, attend_functions
 from smelt.kernel.emit.decode_cuda import decode_functions
 from smelt.kernel.emit.tile_dense import PAD, SHARE, TILE, wgmma_texts
@@ -175,7 +177,7 @@ def tensor_kernels(text: str) -> str:
     """The functions that a text calls."""
     tile, few, stream = (f"smelt_{name}<" in text for name in ("tile", "few", "stream"))
     flash, decode = attend_functions(text), decode_functions(text)
-    if not (tile or few or stream or decode or flash or "smelt_block_" in text):
+    if not (tile or few or stream or decode or flash or re.search("smelt_(block_|round_row)", text)):
         return ""
     instructions = INSTRUCTIONS.replace("WGMMA_TEXT\n", wgmma_texts() if tile or stream else "")
     return "".join(

@@ -8,7 +8,7 @@ from math import inf
 
 from smelt.dim import Size, product
 from smelt.dtype import i64
-from smelt.ir.blocks import BLOCKS
+from smelt.ir.blocks import BLOCKS, RUN
 from smelt.kernel.loops.grammar import (
     Amount,
     Apply,
@@ -23,6 +23,7 @@ from smelt.kernel.loops.grammar import (
     Load,
     Mma,
     Number,
+    RoundRow,
     Set,
     Slice,
     Stmt,
@@ -60,6 +61,8 @@ def count_work(statements: Sequence[Stmt]) -> Size:
                 total = total + count_work(then) + count_work(otherwise)
             case Let() | Store() | Set():
                 total = total + 1
+            case RoundRow(runs=runs):
+                total = total + 4 * RUN * runs
             case Transpose(Slice(_, (Number(rows), Number(columns)))):
                 total = total + int(rows.real * columns.real) // 4
     return total
@@ -110,6 +113,11 @@ class Accesses:
                 self.block(at_query, queries * statement.depth)
                 self.block(mask, queries * self.bound(keys))
                 self.block(put, queries * (statement.values + 2) * self.bound(count))
+            case RoundRow(q, scale, total, row, runs, group):
+                self.reads[row.array] = inf
+                counts = RUN * runs, runs, RUN * runs // group
+                for place, count in zip((q, scale, total), counts, strict=True):
+                    self.writes[place.array] = self.writes.get(place.array, 0.0) + times * count
             case BlockMma(_, q, scale, total, panel):
                 self.reads |= {each.place.array: inf for each in (q, scale, total, panel)}
 

@@ -2,8 +2,8 @@
 prints it as source.
 
     Expr  := Var | Number | Amount | Affine | Quotient | Remainder | Load | Apply | Convert | Bitcast
-    Stmt  := For | While | If | Let | Declare | Set | Store | Tile | Transpose | Fold | Mma | BlockMma | Attend | Decode
-             | Fail
+    Stmt  := For | While | If | Let | Declare | Set | Store | Tile | Transpose | Fold | Mma | BlockMma | RoundRow
+             | Attend | Decode | Fail
     Level := "serial" (may be parallelised) | "ordered" | "core" (parallel over cores) | "lane" (vectorised)
              | "warp" (of a GPU: independent iterations on the warps of a block, else in order)
              | "vector" (of a GPU: adjacent elements of one thread, which it reads and writes together)
@@ -293,6 +293,22 @@ class BlockMma(Frozen):
     held: int = 0  # bytes of shared memory for a row, where there is one alone
 
 
+class RoundRow(Frozen):
+    """Micro-kernel call: a row of f32 in a tile rounded to 8 bits (`smelt.round_blocks`), on a GPU.
+
+    It has `runs` of 32 elements. What is written begins at `q` (integers), `scale` (of each run) and `total` (of each
+    `group`: the sum of its integers times -`zero`, or times the scale where that is 0).
+    """
+
+    q: Place
+    scale: Place
+    total: Place
+    row: Place
+    runs: int
+    group: int
+    zero: int
+
+
 class Attend(Frozen):
     """Micro-kernel call (FlashAttention): a block of queries with online softmax over tiles of keys, on a GPU.
 
@@ -390,7 +406,22 @@ class Fail(Frozen):
 
 
 Stmt: TypeAlias = (
-    For | While | If | Let | Declare | Set | Store | Tile | Transpose | Fold | Mma | BlockMma | Attend | Decode | Fail
+    For
+    | While
+    | If
+    | Let
+    | Declare
+    | Set
+    | Store
+    | Tile
+    | Transpose
+    | Fold
+    | Mma
+    | BlockMma
+    | RoundRow
+    | Attend
+    | Decode
+    | Fail
 )
 
 TRUE = Number(True, i1)
@@ -584,7 +615,10 @@ def reads_memory(expr: Expr) -> bool:
 
 # ---- traversal of statements ----
 
-STATEMENTS = (For, While, If, Let, Declare, Set, Store, Tile, Transpose, Fold, Mma, BlockMma, Attend, Decode, Fail)
+STATEMENTS = (
+    *(For, While, If, Let, Declare, Set, Store, Tile, Transpose, Fold),
+    *(Mma, BlockMma, RoundRow, Attend, Decode, Fail),
+)
 
 
 def _fields(*types: str) -> dict[type, tuple[str, ...]]:
@@ -707,6 +741,6 @@ def reads_from(statements: Sequence[Stmt]) -> set[int | str]:
         load.place.array for each in walk_statements(statements) for expr in expressions(each) for load in loads(expr)
     }
     for each in walk_statements(statements):
-        if isinstance(each, Mma | BlockMma | Transpose | Attend | Decode):
+        if isinstance(each, Mma | BlockMma | RoundRow | Transpose | Attend | Decode):
             found.update(place.array for place in places(each))
     return found

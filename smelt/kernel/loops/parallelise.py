@@ -29,6 +29,7 @@ from smelt.kernel.loops.grammar import (
     Number,
     Quotient,
     Remainder,
+    RoundRow,
     Set,
     Stmt,
     Store,
@@ -126,7 +127,7 @@ def _on_core(var: Var, extent: Expr, names: Sequence[Stmt], body: tuple[Stmt, ..
 
 def _is_leaf(statements: Sequence[Stmt]) -> bool:
     """Whether iterations may be vectorised: no loop or micro-kernel is inside, and no tile, which all would share."""
-    inner = For | While | Fold | Mma | BlockMma | Attend | Decode | Tile
+    inner = For | While | Fold | Mma | BlockMma | RoundRow | Attend | Decode | Tile
     return not any(isinstance(each, inner) for each in walk_statements(statements))
 
 

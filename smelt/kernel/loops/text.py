@@ -34,6 +34,7 @@ from smelt.kernel.loops.grammar import (
     Place,
     Quotient,
     Remainder,
+    RoundRow,
     Set,
     Split,
     Stmt,
@@ -90,6 +91,9 @@ def _statement(stmt: Stmt, pad: str, inside: int) -> list[str]:
             return [pad + _mma(stmt)]
         case BlockMma():
             return [pad + _block_mma(stmt)]
+        case RoundRow(q, scale, total, row, runs, group):
+            parts = ", ".join(map(_place, (q, scale, total)))
+            return [f"{pad}{parts} := {row.array}, rounded in {runs} runs, totals of {group}"]
         case Attend():
             return _attend(stmt, pad, inside)
         case Decode():
