@@ -165,6 +165,7 @@ static void smelt_await() {}
 static void smelt_prefetch(const void *) {}
 static void smelt_share_writes() {}
 static unsigned smelt_count(unsigned *counter) { return (*counter)++; }
+static unsigned smelt_count_readers(unsigned *counter) { return (*counter)++; }
 static float smelt_read_shared(const float *from) { return *from; }
 template <class W = smelt_words> static W smelt_read(const void *from) { return *(const W *)from; }
 template <class W = smelt_words> static W smelt_stream(const void *from) { return *(const W *)from; }

@@ -151,7 +151,10 @@ def _chunks(nest: Nest, op: Op, output: Output, most: int, here: Size) -> None:
     format = op.attrs["format"]
     row = held_row(format, blocks) if streams else 0
     stages = block_stages(format, most, shares, count, row)[0] if streams else 0
-    with nest.loops((groups * here, ceildiv(columns, wide), ceildiv(rows, most))) as (group, number, chunk):
+    chunks, several = ceildiv(rows, most), most == BLOCK_ROWS[-1] or isinstance(rows, int)
+    if not several:  # `here` says so: no thread divides by their number
+        here, chunks = here * minimum(rows, 1), 1
+    with nest.loops((groups * here, ceildiv(columns, wide), chunks)) as (group, number, chunk):
         first, before = nest.let(scale(chunk, most)), nest.let(scale(number, wide))
         used, there = at_most(nest, most, rows, first), at_most(nest, wide, columns, before)
         tile = Tiled(nest.tile("tile", f32, most * wide), wide, wide, used, before, there)

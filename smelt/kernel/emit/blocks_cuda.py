@@ -47,6 +47,12 @@ inline i32 smelt_byte(ui32 word, int at) {  // with its sign
   return y;
 }
 inline ui32 smelt_rotate(ui32 word, int by) { return __funnelshift_l(word, word, by); }
+inline ui32 smelt_count_readers(ui32 *at) {  // of shared memory, all of whose reads are done
+  ui32 before;
+  asm volatile("atom.acq_rel.cta.shared.add.u32 %0, [%1], 1;"
+      : "=r"(before) : "r"(smelt_shared_address(at)) : "memory");
+  return before;
+}
 inline f32 smelt_widen_half(ui32 x) {
   f32 y;
   asm("{ .reg .b16 h; cvt.u16.u32 h, %1; cvt.f32.f16 %0, h; }" : "=f"(y) : "r"(x));
@@ -249,13 +255,12 @@ template <class U, int ROWS, int DEEP, bool EXACT, int SHARES, int WARPS> inline
 }
 """
 STREAM = """\
-// The same where the copy engine brings the weights: every warp has a ring of STAGES chunks of its share in shared
-// memory, behind the sums and a row. It outlives a tile: while sums are added, the weights of the next tile come.
+// The same where the copy engine brings the weights: a ring of STAGES turns in shared memory, behind the sums and a row.
+// A turn is a chunk of each share, which are adjacent: memory is read in long pieces. The last warp that has read a turn
+// fetches another into its place. The ring outlives a tile: while sums are added, the weights of the next tile come.
 struct smelt_block_panels { const ui8 *from; bool both; };  // of a tile; both: there are two
 struct smelt_block_ring {
-  smelt_block_panels now;  // what is fetched next: a chunk of a tile
-  i64 tile;
-  int chunk, slot, phase;  // slot, phase: of the chunk that is used next
+  int slot, phase;  // of the turn that is used next
   bool begun;
   const i8 *held;  // the row that is in shared memory
 };
@@ -284,44 +289,54 @@ template <class U> inline smelt_block_held<U> smelt_start_held(int unit, int lan
 template <class U> inline void smelt_hold_row(int lane, int threads, char *held, int units, const i8 *q,
     const f32 *scale, const f32 *total) {
   f32 *const scales = (f32 *)(held + units * 32);
+#pragma unroll 1  // short code, as everything that runs once
   for (int i = lane; i < units * 2; i += threads) ((smelt_words *)held)[i] = ((const smelt_words *)q)[i];
+#pragma unroll 1
   for (int i = lane; i < units; i += threads) scales[i] = scale[i];
+#pragma unroll 1
   for (int i = lane; U::MINIMUM && i < units * U::GROUPS; i += threads) scales[units + i] = total[i];
 }
-// The sums of a share, from its chunks in the ring. `fetch` fills the slot of a chunk that all have read. AHEAD: units
-// that rows are read ahead.
+// The sums of a share, from its chunks in the ring. `fetch` fills the slot of a turn that all have read with one that
+// is STAGES later. AHEAD: units that rows are read ahead.
 template <class U, int ROWS, int AHEAD, int STAGES, int SHARES, bool EXACT, class R, class F> inline void
-smelt_block_chunks(int share, int lane, const char *own, ui64 *full, smelt_block_ring &ring, int units, bool both,
-    R &at_rows, const F &fetch, f32 (&sum)[smelt_block_left<U, ROWS>::GROUPS][4][2]) {
-  enum { UNITS = U::UNITS, STAGE = 2 * U::BYTES };
+smelt_block_chunks(int share, int lane, const char *stages, ui64 *full, smelt_block_ring &ring, int turns, int units,
+    bool both, R &at_rows, const F &fetch, f32 (&sum)[smelt_block_left<U, ROWS>::GROUPS][4][2]) {
+  enum { UNITS = U::UNITS, PANEL = SHARES * U::BYTES };
   const int group = lane % 32 / 4, member = lane % 4;
+  ui32 *const readers = (ui32 *)(full + STAGES);
   smelt_block_left<U, ROWS> x[AHEAD ? AHEAD : 1] = {};
 #pragma unroll
   for (int i = 0; i < AHEAD; i++)
     if (i < units) at_rows.load(x[i], i);
 #pragma unroll 1
-  for (int left = units; left > 0; left -= UNITS) {
-    const char *const here = own + ring.slot * STAGE + (group < 4 || !both ? 0 : U::BYTES);
+  for (int turn = 0; turn < turns; turn++) {
+    const char *const here = stages + ring.slot * (2 * PANEL) + share * U::BYTES + (group < 4 || !both ? 0 : PANEL);
+    const int left = units - turn * UNITS;
     typename U::At at_weights;
     typename U::Head head;
     at_weights.start((const ui8 *)here, member, group % 4);
     while (!smelt_barrier_passed(full + ring.slot, ring.phase)) {}
-    head.take((const ui8 *)here, group % 4);
+    if (left > 0) {
+      head.take((const ui8 *)here, group % 4);
 #pragma unroll
-    for (int i = 0; i < UNITS; i++) {
-      if (!EXACT && i >= left) break;
-      U y;
-      y.take(at_weights, i);
-      auto &now = x[AHEAD ? i % (AHEAD ? AHEAD : 1) : 0];
-      if (!AHEAD) at_rows.load(now, i);
-      smelt_block_multiply<U, ROWS>(y, head, now, member, sum);
-      const int next = i + AHEAD;
-      if (AHEAD && ((EXACT && next < UNITS) || next < left))
-        at_rows.load(now, next < UNITS ? next : next + (SHARES - 1) * UNITS);
+      for (int i = 0; i < UNITS; i++) {
+        if (!EXACT && i >= left) break;
+        U y;
+        y.take(at_weights, i);
+        auto &now = x[AHEAD ? i % (AHEAD ? AHEAD : 1) : 0];
+        if (!AHEAD) at_rows.load(now, i);
+        smelt_block_multiply<U, ROWS>(y, head, now, member, sum);
+        const int next = i + AHEAD;
+        if (AHEAD && ((EXACT && next < UNITS) || next < left))
+          at_rows.load(now, next < UNITS ? next : next + (SHARES - 1) * UNITS);
+      }
+      at_rows.advance(SHARES * UNITS);
     }
-    at_rows.advance(SHARES * UNITS);
-    __syncwarp();  // all have read the stage
-    if (lane % 32 == 0) fetch(ring.slot);
+    __syncwarp();
+    if (lane % 32 == 0 && smelt_count_readers(readers + ring.slot) == SHARES - 1) {
+      readers[ring.slot] = 0;
+      fetch(ring.slot, turn + STAGES);
+    }
     if (++ring.slot == STAGES) ring.slot = 0, ring.phase ^= 1;
   }
 }
@@ -331,59 +346,66 @@ template <class U, int MOST, int STAGES, int SHARES, bool EXACT, int HELD, class
     int lane, char *shared, smelt_block_ring &ring, i64 tile, i64 tiles, const W &panels_of, i64 rows, const i8 *q,
     i64 q_row, const f32 *scale, i64 scale_row, const f32 *total, i64 total_row, i64 panel, i64 blocks, f32 *acc,
     i64 width, i64 columns) {
-  enum { UNITS = U::UNITS, STAGE = 2 * U::BYTES, THREADS = 32 * SHARES };
+  enum { UNITS = U::UNITS, PANEL = SHARES * U::BYTES, THREADS = 32 * SHARES };
   const int share = lane / 32, units = smelt_count_units<U, SHARES>(share, blocks);
-  const int chunks = (units + UNITS - 1) / UNITS;
+  const int turns = (int)((blocks + SHARES * U::RECORDS - 1) / (SHARES * U::RECORDS));
   f32 *const part = (f32 *)shared;
-  char *const held = shared + SHARES * MOST * 128, *const stages = held + HELD, *const own =
-      stages + share * STAGES * STAGE;
-  ui64 *const full = (ui64 *)(stages + SHARES * STAGES * STAGE) + share * STAGES;
-  const auto fetch = [&](int slot) {  // the next chunk, of this tile or of a later one
-    if (ring.tile >= tiles || chunks == 0) return;
-    if (ring.chunk == 0) ring.now = panels_of(ring.tile);
-    const i64 first = share + (i64)ring.chunk * SHARES, left = blocks - first * U::RECORDS;
-    const bool whole = EXACT || left >= U::RECORDS;
-    const int bytes = whole ? U::BYTES : (int)left * (U::BYTES / U::RECORDS);
-    const ui8 *const from = ring.now.from + first * U::BYTES;
-    smelt_bulk_expect(full + slot, ring.now.both ? 2 * bytes : bytes);
-    smelt_bulk_copy(own + slot * STAGE, from, bytes, full + slot);
-    if (ring.now.both) smelt_bulk_copy(own + slot * STAGE + U::BYTES, from + panel, bytes, full + slot);
-    if (++ring.chunk == chunks) ring.chunk = 0, ring.tile += gridDim.x;
+  char *const held = shared + SHARES * MOST * 128, *const stages = held + HELD;
+  ui64 *const full = (ui64 *)(stages + STAGES * 2 * PANEL);
+  const i64 after = tile + gridDim.x;
+  const smelt_block_panels now = panels_of(tile);
+  smelt_block_panels next = now;
+  const auto fetch = [&](int slot, int turn) {  // of this tile or of a later one
+    i64 of = tile;
+    for (; turn >= turns; turn -= turns) of += gridDim.x;
+    if (of >= tiles) return;
+    const smelt_block_panels panels = of == tile ? now : of == after ? next : panels_of(of);
+    const i64 first = (i64)turn * PANEL, left = blocks * (U::BYTES / U::RECORDS) - first;
+    const int bytes = left < PANEL ? (int)left : PANEL;
+    char *const to = stages + slot * (2 * PANEL);
+    smelt_bulk_expect(full + slot, panels.both ? 2 * bytes : bytes);
+    smelt_bulk_copy(to, panels.from + first, bytes, full + slot);
+    if (panels.both) smelt_bulk_copy(to + PANEL, panels.from + panel + first, bytes, full + slot);
   };
   if (!ring.begun) {
-    ring.begun = true;
-    ring.tile = tile;
-    if (lane % 32 == 0) {
-      for (int i = 0; i < STAGES; i++) smelt_barrier_init(full + i, 1);
+    if (lane == 0) {
+      for (int i = 0; i < STAGES; i++) {
+        smelt_barrier_init(full + i, 1);
+        ((ui32 *)(full + STAGES))[i] = 0;
+      }
       smelt_barrier_publish();
 #pragma unroll 1
-      for (int i = 0; i < STAGES; i++) fetch(i);  // of weights, which no launch writes
+      for (int i = 0; i < STAGES && i < turns; i++) fetch(i, i);  // of weights, which no launch writes
     }
-    __syncwarp();
     smelt_await();
   }
-  const bool both = columns > 16;
-  if (HELD && rows == 1) {
-    const int all = (int)blocks * (UNITS / U::RECORDS);
-    if (ring.held != q) {
-      ring.held = q;
-      smelt_hold_row<U>(lane, THREADS, held, all, q, scale, total);
-      __syncthreads();
-    }
+  if (after < tiles) next = panels_of(after);
+  const bool both = columns > 16, alone = HELD && rows == 1, fresh = alone && ring.held != q;
+  const int all = (int)blocks * (UNITS / U::RECORDS);
+  if (fresh) smelt_hold_row<U>(lane, THREADS, held, all, q, scale, total);
+  if (fresh || !ring.begun) __syncthreads();
+  if (!ring.begun && lane == 0 && turns) {
+#pragma unroll 1
+    for (int i = turns; i < STAGES; i++) fetch(i, i);
+  }
+  ring.begun = true;
+  ring.held = q;
+  if (alone) {
     auto at_rows = smelt_start_held<U>(share * UNITS, lane, held, all);
     f32 sum[1][4][2] = {};
-    smelt_block_chunks<U, 1, 0, STAGES, SHARES, EXACT>(share, lane, own, full, ring, units, both, at_rows, fetch, sum);
+    smelt_block_chunks<U, 1, 0, STAGES, SHARES, EXACT>(
+        share, lane, stages, full, ring, turns, units, both, at_rows, fetch, sum);
     smelt_keep_share<U, 1>(share, lane, part, rows, sum);
   } else {
     auto at_rows = smelt_start_rows<U, MOST>(share, lane, rows, q, q_row, scale, scale_row, total, total_row);
     f32 sum[smelt_block_left<U, MOST>::GROUPS][4][2] = {};
     smelt_block_chunks<U, MOST, (SHARES > 8 ? 4 : 2), STAGES, SHARES, EXACT>(
-        share, lane, own, full, ring, units, both, at_rows, fetch, sum);
+        share, lane, stages, full, ring, turns, units, both, at_rows, fetch, sum);
     smelt_keep_share<U, MOST>(share, lane, part, rows, sum);
   }
-  if (tile + gridDim.x >= tiles && lane % 32 == 0)
-    for (int i = 0; i < STAGES; i++) smelt_barrier_end(full + i);
   __syncthreads();
+  if (after >= tiles && lane == 0)
+    for (int i = 0; i < STAGES; i++) smelt_barrier_end(full + i);
   smelt_add_shares<SHARES>(lane, THREADS, part, rows, acc, width, columns);
 }
 """
