@@ -61,15 +61,20 @@ def test_shares_of_k(format: str, few: int, emulated: EmulatedCuda, seed: int, m
     np.testing.assert_allclose(found[9], want, rtol=0, atol=4e-6 * np.abs(want).max())
 
 
-@pytest.mark.parametrize(("format", "blocks"), [("q4_0", 66), ("q8_0", 64), ("q5_1", 5), ("q4_k", 9), ("q2_k", 17)])
+@pytest.mark.parametrize(
+    ("format", "blocks", "held"),
+    [("q4_0", 66, 40 << 10), ("q8_0", 64, 8 << 10), ("q5_1", 5, 0), ("q4_k", 9, 8 << 10), ("q2_k", 17, 40 << 10)],
+)
 def test_blocks_with_several_tiles(
-    format: str, blocks: int, emulated: EmulatedCuda, seed: int, monkeypatch: pytest.MonkeyPatch
+    format: str, blocks: int, held: int, emulated: EmulatedCuda, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thread block goes on with the chunks of its next tile, whose second panel may be missing."""
+    """A thread block goes on with the chunks of its next tile, whose second panel may be missing. Shared memory holds
+    all rows, one or none."""
+    monkeypatch.setattr(tensor_tile, "HELD_ROWS", held)
     row, columns = BLOCKS[format], 32 * 6 + 16
     program = round_activations(product(row, blocks, columns))
     w = random_weights(row, columns, blocks, seed=seed)
-    x = np.random.default_rng(seed).standard_normal((3, blocks * row.length), np.float32)
+    x = np.random.default_rng(seed).standard_normal((8, blocks * row.length), np.float32)
     (want,) = run(program, [x, w])
     monkeypatch.setattr(blocks_simt, "FEW_BLOCKS", 0)
     found = []
@@ -78,7 +83,7 @@ def test_blocks_with_several_tiles(
         assert (most_blocks(program, emulated) < 7) == (alone == 1)
         (made,) = compile_all([program], emulated.target())
         assert not isinstance(made, SmeltError)
-        found += [made(x[:rows], w)[0].numpy() for rows in (1, 3)]
+        found += [made(x[:rows], w)[0].numpy() for rows in (1, 8)]
     for got in found:
         np.testing.assert_array_equal(got, found[1][: len(got)])
     np.testing.assert_allclose(found[1], want, rtol=0, atol=4e-6 * np.abs(want).max())

@@ -15,7 +15,13 @@ from smelt.ir.blocks import BLOCKS, RUN
 from smelt.ir.ops.packed_blocks import LEAST, MOST
 from smelt.kernel.loops.grammar import Amount, BlockMma, Expr
 from smelt.kernel.loops.simt import MULTIPROCESSORS
-from smelt.kernel.loops.tensor_tile import BLOCK_ROWS, block_stages, block_threads, chunk_records
+from smelt.kernel.loops.tensor_tile import (
+    BLOCK_ROWS,
+    block_threads,
+    chunk_records,
+    held_pitch,
+    stream_shape,
+)
 
 PREFIX = "smelt_blocks_"
 INSTRUCTIONS = """\
@@ -255,8 +261,8 @@ template <class U, int ROWS, int DEEP, bool EXACT, int SHARES, int WARPS> inline
 }
 """
 STREAM = """\
-// The same where the copy engine brings the weights: a ring of STAGES turns in shared memory, behind the sums and a row.
-// A turn is a chunk of each share, which are adjacent: memory is read in long pieces. The last warp that has read a turn
+// The same where the copy engine brings the weights: a ring of STAGES turns in shared memory, behind the sums and rows.
+// A turn is a chunk of each share, which are adjacent: memory is read in long pieces. The last warp that has read one
 // fetches another into its place. The ring outlives a tile: while sums are added, the weights of the next tile come.
 struct smelt_block_panels { const ui8 *from; bool both; };  // of a tile; both: there are two
 struct smelt_block_ring {
@@ -264,37 +270,48 @@ struct smelt_block_ring {
   bool begun;
   const i8 *held;  // the row that is in shared memory
 };
-// One row in shared memory: integers, scales, totals. All columns of the right operand are this row.
-template <class U> struct smelt_block_held {
-  typedef smelt_block_left<U, 1> Left;
-  const char *q;
-  const ui32 *scale, *total;
+// Rows in shared memory: integers, scales, totals. One row alone is every column of the right operand.
+template <class U, int ROWS> struct smelt_block_held {
+  typedef smelt_block_left<U, ROWS> Left;
+  const char *q, *scale, *total;
+  int pitch;
   inline void load(Left &to, int i) const {
     to.q[0] = *(const smelt_two_words *)(q + i * 32);
-    to.scale[0][0] = scale[i];
 #pragma unroll
-    for (int p = 0; p < U::GROUPS; p++)
-      if (U::MINIMUM) to.total[0][0][p] = total[i * U::GROUPS + p];
+    for (int e = 0; e < Left::SIDES; e++) {
+      to.scale[0][e] = *(const ui32 *)(scale + e * pitch + i * 4);
+#pragma unroll
+      for (int p = 0; p < U::GROUPS; p++)
+        if (U::MINIMUM) to.total[0][e][p] = *(const ui32 *)(total + e * pitch + (i * U::GROUPS + p) * 4);
+    }
   }
   inline void advance(int units) {
     q += units * 32;
-    scale += units;
-    total += units * U::GROUPS;
+    scale += units * 4;
+    total += units * (U::GROUPS * 4);
   }
 };
-template <class U> inline smelt_block_held<U> smelt_start_held(int unit, int lane, const char *held, int units) {
-  const ui32 *const scale = (const ui32 *)(held + units * 32);
-  return {held + unit * 32 + lane % 4 * 8, scale + unit, scale + units + unit * U::GROUPS};
+template <class U, int ROWS> inline smelt_block_held<U, ROWS> smelt_start_held(int unit, int lane, const char *held,
+    int pitch, int units) {
+  const int group = ROWS == 1 ? 0 : lane % 32 / 4, member = lane % 4;
+  const char *const scale = held + (ROWS == 1 ? 0 : 2 * member * pitch) + units * 32;
+  return {held + group * pitch + unit * 32 + 8 * member, scale + unit * 4,
+      scale + units * 4 + unit * (U::GROUPS * 4), pitch};
 }
-template <class U> inline void smelt_hold_row(int lane, int threads, char *held, int units, const i8 *q,
-    const f32 *scale, const f32 *total) {
-  f32 *const scales = (f32 *)(held + units * 32);
+template <class U> inline void smelt_hold_rows(int lane, int threads, char *held, int pitch, int rows, int units,
+    const i8 *q, i64 q_row, const f32 *scale, i64 scale_row, const f32 *total, i64 total_row) {
 #pragma unroll 1  // short code, as everything that runs once
-  for (int i = lane; i < units * 2; i += threads) ((smelt_words *)held)[i] = ((const smelt_words *)q)[i];
+  for (int r = 0; r < rows; r++) {
+    smelt_words *const to = (smelt_words *)(held + r * pitch);
+    f32 *const scales = (f32 *)(held + r * pitch + units * 32);
 #pragma unroll 1
-  for (int i = lane; i < units; i += threads) scales[i] = scale[i];
+    for (int i = lane; i < units * 2; i += threads) to[i] = ((const smelt_words *)(q + r * q_row))[i];
 #pragma unroll 1
-  for (int i = lane; U::MINIMUM && i < units * U::GROUPS; i += threads) scales[units + i] = total[i];
+    for (int i = lane; i < units; i += threads) scales[i] = scale[r * scale_row + i];
+#pragma unroll 1
+    for (int i = lane; U::MINIMUM && i < units * U::GROUPS; i += threads)
+      scales[units + i] = total[r * total_row + i];
+  }
 }
 // The sums of a share, from its chunks in the ring. `fetch` fills the slot of a turn that all have read with one that
 // is STAGES later. AHEAD: units that rows are read ahead.
@@ -340,26 +357,28 @@ smelt_block_chunks(int share, int lane, const char *stages, ui64 *full, smelt_bl
     if (++ring.slot == STAGES) ring.slot = 0, ring.phase ^= 1;
   }
 }
-// A tile of all of `tiles`, of which a block has every gridDim.x-th; `panels_of`: the weights of one. HELD: bytes for a
-// row in shared memory.
-template <class U, int MOST, int STAGES, int SHARES, bool EXACT, int HELD, class W> inline void smelt_block_stream(
-    int lane, char *shared, smelt_block_ring &ring, i64 tile, i64 tiles, const W &panels_of, i64 rows, const i8 *q,
-    i64 q_row, const f32 *scale, i64 scale_row, const f32 *total, i64 total_row, i64 panel, i64 blocks, f32 *acc,
-    i64 width, i64 columns) {
-  enum { UNITS = U::UNITS, PANEL = SHARES * U::BYTES, THREADS = 32 * SHARES };
+// A tile of all of `tiles`, of which a block has every gridDim.x-th; `panels_of`: the weights of one. HELD: rows that
+// there is shared memory for, PITCH bytes each. A multiprocessor sends requests in order, so rows would wait for all
+// weights that were asked for before them: until they are there, the first warp asks for PACE bytes at a time.
+template <class U, int MOST, int STAGES, int SHARES, bool EXACT, int HELD, int PITCH, class W> inline void
+smelt_block_stream(int lane, char *shared, smelt_block_ring &ring, i64 tile, i64 tiles, const W &panels_of, i64 rows,
+    const i8 *q, i64 q_row, const f32 *scale, i64 scale_row, const f32 *total, i64 total_row, i64 panel, i64 blocks,
+    f32 *acc, i64 width, i64 columns) {
+  enum { UNITS = U::UNITS, PANEL = SHARES * U::BYTES, THREADS = 32 * SHARES, PACE = (72 << 10) / (SHARES > 8 ? 1 : 2) };
+  enum { TURNS = PACE / (2 * PANEL), FIRST = TURNS < 1 ? 1 : TURNS < STAGES ? TURNS : STAGES };
   const int share = lane / 32, units = smelt_count_units<U, SHARES>(share, blocks);
   const int turns = (int)((blocks + SHARES * U::RECORDS - 1) / (SHARES * U::RECORDS));
   f32 *const part = (f32 *)shared;
-  char *const held = shared + SHARES * MOST * 128, *const stages = held + HELD;
+  char *const held = shared + SHARES * MOST * 128, *const stages = held + HELD * PITCH;
   ui64 *const full = (ui64 *)(stages + STAGES * 2 * PANEL);
+  volatile ui32 *const there = (volatile ui32 *)(full + STAGES) + STAGES;  // whether the rows are
   const i64 after = tile + gridDim.x;
   const smelt_block_panels now = panels_of(tile);
-  smelt_block_panels next = now;
   const auto fetch = [&](int slot, int turn) {  // of this tile or of a later one
     i64 of = tile;
     for (; turn >= turns; turn -= turns) of += gridDim.x;
     if (of >= tiles) return;
-    const smelt_block_panels panels = of == tile ? now : of == after ? next : panels_of(of);
+    const smelt_block_panels panels = of == tile ? now : panels_of(of);
     const i64 first = (i64)turn * PANEL, left = blocks * (U::BYTES / U::RECORDS) - first;
     const int bytes = left < PANEL ? (int)left : PANEL;
     char *const to = stages + slot * (2 * PANEL);
@@ -367,40 +386,56 @@ template <class U, int MOST, int STAGES, int SHARES, bool EXACT, int HELD, class
     smelt_bulk_copy(to, panels.from + first, bytes, full + slot);
     if (panels.both) smelt_bulk_copy(to + PANEL, panels.from + panel + first, bytes, full + slot);
   };
+  const bool both = columns > 16, holds = HELD >= MOST || (HELD && rows == 1), fresh = holds && ring.held != q;
+  const int all = (int)blocks * (UNITS / U::RECORDS);
+  const auto hold = [&](int member, int threads) {
+    smelt_hold_rows<U>(member, threads, held, PITCH, (int)rows, all, q, q_row, scale, scale_row, total, total_row);
+  };
   if (!ring.begun) {
     if (lane == 0) {
       for (int i = 0; i < STAGES; i++) {
         smelt_barrier_init(full + i, 1);
         ((ui32 *)(full + STAGES))[i] = 0;
       }
+      *there = 0;
       smelt_barrier_publish();
 #pragma unroll 1
-      for (int i = 0; i < STAGES && i < turns; i++) fetch(i, i);  // of weights, which no launch writes
+      for (int i = 0; i < STAGES && turns; i++) {  // of weights, which no launch writes
+        if (i >= FIRST && tile + (i - FIRST) / turns * (i64)gridDim.x < tiles)
+          while (!*there && !smelt_barrier_passed(full + i - FIRST, 0)) {}
+        fetch(i, i);
+      }
     }
+    __syncwarp();
     smelt_await();
-  }
-  if (after < tiles) next = panels_of(after);
-  const bool both = columns > 16, alone = HELD && rows == 1, fresh = alone && ring.held != q;
-  const int all = (int)blocks * (UNITS / U::RECORDS);
-  if (fresh) smelt_hold_row<U>(lane, THREADS, held, all, q, scale, total);
-  if (fresh || !ring.begun) __syncthreads();
-  if (!ring.begun && lane == 0 && turns) {
-#pragma unroll 1
-    for (int i = turns; i < STAGES; i++) fetch(i, i);
+    if (share > 0) {
+      if (fresh) hold(lane - 32, THREADS - 32);
+      *there = 1;
+    }
+    __syncthreads();
+  } else if (fresh) {
+    hold(lane, THREADS);
+    __syncthreads();
   }
   ring.begun = true;
   ring.held = q;
-  if (alone) {
-    auto at_rows = smelt_start_held<U>(share * UNITS, lane, held, all);
+  if (holds && (MOST == 1 || rows == 1)) {
+    auto at_rows = smelt_start_held<U, 1>(share * UNITS, lane, held, PITCH, all);
     f32 sum[1][4][2] = {};
     smelt_block_chunks<U, 1, 0, STAGES, SHARES, EXACT>(
         share, lane, stages, full, ring, turns, units, both, at_rows, fetch, sum);
     smelt_keep_share<U, 1>(share, lane, part, rows, sum);
   } else {
-    auto at_rows = smelt_start_rows<U, MOST>(share, lane, rows, q, q_row, scale, scale_row, total, total_row);
     f32 sum[smelt_block_left<U, MOST>::GROUPS][4][2] = {};
-    smelt_block_chunks<U, MOST, (SHARES > 8 ? 4 : 2), STAGES, SHARES, EXACT>(
-        share, lane, stages, full, ring, turns, units, both, at_rows, fetch, sum);
+    if (HELD >= MOST) {
+      auto at_rows = smelt_start_held<U, MOST>(share * UNITS, lane, held, PITCH, all);
+      smelt_block_chunks<U, MOST, 0, STAGES, SHARES, EXACT>(
+          share, lane, stages, full, ring, turns, units, both, at_rows, fetch, sum);
+    } else {
+      auto at_rows = smelt_start_rows<U, MOST>(share, lane, rows, q, q_row, scale, scale_row, total, total_row);
+      smelt_block_chunks<U, MOST, (SHARES > 8 ? 4 : 2), STAGES, SHARES, EXACT>(
+          share, lane, stages, full, ring, turns, units, both, at_rows, fetch, sum);
+    }
     smelt_keep_share<U, MOST>(share, lane, part, rows, sum);
   }
   __syncthreads();
@@ -466,7 +501,7 @@ def choose_shape(mma: BlockMma) -> tuple[int, int, bool]:
         resident = 1 if 0 < mma.blocks <= MULTIPROCESSORS else 2 if large or few_blocks else 4
         deep = next((each for each in (8, 4) if each * words <= AHEAD[min(32, resident * warps)]), 2)
     if mma.stages:
-        _, resident = block_stages(mma.format, mma.most, mma.shares, mma.blocks, mma.held)
+        resident = stream_shape(mma)[1]
     records = static_size(mma.panel.sizes[0])
     exact = layout.length > RUN or (records is not None and records % chunk_records(layout) == 0)
     return min(deep, chunk_records(layout) * layout.length // RUN), resident, exact
@@ -494,7 +529,8 @@ def block_call(mma: BlockMma, deep: int, exact: bool) -> str:
     """The name of the function for a format, at most this number of rows, and units that are read ahead."""
     warps = block_threads(mma) // 32
     if mma.stages:
-        sizes = f"{mma.most}, {mma.stages}, {mma.shares}, {str(exact).lower()}, {mma.held}"
+        pitch = held_pitch(mma.format, static_size(mma.panel.sizes[0])) if mma.held else 0
+        sizes = f"{mma.most}, {mma.stages}, {mma.shares}, {str(exact).lower()}, {mma.held}, {pitch}"
         return f"smelt_block_stream<{PREFIX}{mma.format}, {sizes}>"
     return f"smelt_block_rows<{PREFIX}{mma.format}, {mma.most}, {deep}, {str(exact).lower()}, {mma.shares}, {warps}>"
 

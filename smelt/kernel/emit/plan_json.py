@@ -33,7 +33,6 @@ from smelt.size import substitute, symbol
 
 STRAIGHT = ("launch", "copy", "require", "ensure")
 AHEAD = 12  # steps in which a launch looks for weights to prefetch
-FAR = 3  # steps in front of a product that holds many weights while it waits: from here on memory would be idle
 # Bytes: what memory gives during a short launch, what a GPU's cache holds, and what pieces are multiples of.
 PREFETCHED, MOST_PREFETCHED, PIECE = 16 << 20, 32 << 20, 1024
 ALIGN = 16  # bytes: where pieces begin
@@ -114,7 +113,7 @@ class PlanWriter:
         at = next((i for i, each in enumerate(later) if each["do"] not in STRAIGHT or _reads_weights(each)), None)
         if _reads_weights(step) or at is None or not _reads_weights(later[at]):
             return
-        if at + 1 < FAR and any(each["early"] for each in later[at]["launches"]):
+        if any(each["early"] for each in later[at]["launches"]):
             return
         found, between = later[at], sum(len(each.get("launches", ())) for each in (step, *later[:at]))
         weights = next(each["awaits"][0] for each in found["launches"] if each["awaits"])

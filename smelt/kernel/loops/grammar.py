@@ -290,7 +290,7 @@ class BlockMma(Frozen):
     shares: int = 8  # of K, whose sums a GPU adds in order
     blocks: int = 0  # thread blocks of one chunk of rows; 0: not known
     stages: int = 0  # chunks of each share in shared memory; 0: threads read the weights themselves
-    held: int = 0  # bytes of shared memory for a row, where there is one alone
+    held: int = 0  # rows that there is shared memory for: all, or one where it is alone
 
 
 class RoundRow(Frozen):

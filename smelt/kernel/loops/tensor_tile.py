@@ -33,8 +33,8 @@ STAGES = 8  # of the ring of operands, where there is room
 SHORT_STEPS, LONG_STEPS = 32, 64  # of K in a stage; longer ones where a block has one tile and a multiprocessor alone
 BLOCK_COLUMNS, BLOCK_ROWS = 32, (8, 32, 64)  # of a tile by block-quantised weights
 ALONE = 132  # blocks that have a multiprocessor each
-STREAM_SHAPES = ((2, 4), (2, 2))  # by blocks on a multiprocessor, the most chunks in shared memory
-HELD_ROW = 20 << 10  # bytes of a row that shared memory may hold
+MOST_STAGES = 5  # chunks of a share by block-quantised weights that are in shared memory
+HELD_ROWS = 40 << 10  # bytes of rows that shared memory may hold; a single one may have half of them
 STREAM_SIZES, STREAM_COLUMNS, STREAM_PITCH = (8, 16, 32, 64), 64, 68  # rows and columns of a block; of its sums: a row
 STREAM_BLOCKS, SPLIT_STREAM_BLOCKS = 4, 3  # on a multiprocessor; where several blocks split K
 STREAM_ROOM, STREAM_BARRIERS = 220 << 10, 16  # bytes of all of these blocks; of the barriers of a stage
@@ -60,7 +60,7 @@ def ring_bytes(mma: Mma | BlockMma, room: int, rows: int = TILE_ROWS, *, alone: 
     """The bytes for operands or parts of the sums of a product that has this number of bytes at most. `rows`: of a
     tile; `alone`: a multiprocessor has one block, with one tile."""
     if isinstance(mma, BlockMma):
-        return mma.shares * (mma.most * BLOCK_COLUMNS * 4 + mma.stages * stage_of_chunk(mma.format)) + mma.held
+        return mma.shares * (mma.most * BLOCK_COLUMNS * 4 + mma.stages * stage_of_chunk(mma.format)) + held_bytes(mma)
     if mma.form in TENSOR:
         each = stage_bytes(mma.form, tile_columns(mma), rows, stage_steps(mma.form, alone=alone))
         most = STAGES if alone or mma.form.left.bits <= 16 else STAGES // 2
@@ -81,29 +81,45 @@ def stage_of_chunk(format: str) -> int:
     return 2 * chunk_records(layout) * layout.record + 8
 
 
-def held_row(format: str, blocks: Size) -> int:
-    """The bytes of a row in shared memory: integers, scales and totals; 0 where it is too long, or may be."""
+def held_pitch(format: str, blocks: int | None) -> int:
+    """The bytes of a row of this number of blocks in shared memory: integers, scales and totals. Neighbouring rows use
+    different banks."""
     layout = Layout.of(format)
     totals = RUN // layout.group if layout.row.minimum is not None else 0
-    size = blocks * (layout.length // RUN) * (RUN + 4 + 4 * totals) if isinstance(blocks, int) else 0
-    return -(-size // 16) * 16 if size <= HELD_ROW else 0
+    size = (blocks or 0) * (layout.length // RUN) * (RUN + 4 + 4 * totals)
+    return -(-(size - 32) // 128) * 128 + 32
+
+
+def held_rows(format: str, blocks: Size, most: int) -> int:
+    """The rows of this number of blocks that shared memory holds: all, a single one, or none."""
+    pitch = held_pitch(format, blocks) if isinstance(blocks, int) else HELD_ROWS
+    return next((rows for rows in (most, 1) if rows * pitch <= (HELD_ROWS if rows > 1 else HELD_ROWS // 2)), 0)
 
 
 def block_stages(format: str, most: int, shares: int, blocks: int, held: int) -> tuple[int, int]:
     """(Chunks of each share in shared memory, blocks on a multiprocessor) where the copy engine brings weights; no
-    chunks where there is no room for two. `held`: bytes of a row."""
+    chunks where there is no room for two. `held`: bytes of rows."""
     each, beside = shares * stage_of_chunk(format), shares * most * BLOCK_COLUMNS * 4 + held + 1024
-    alone, two = 0 < blocks <= ALONE, 0 < blocks <= 2 * ALONE
-    for resident, deepest in ((1, 8),) if alone else ((2, 8),) if two else STREAM_SHAPES:
-        stages = (STREAM_ROOM // resident - beside) // each
-        if stages >= 2:
-            return min(deepest, stages), resident
-    return 0, 1
+    resident = 1 if 0 < blocks <= ALONE else 2
+    stages = (STREAM_ROOM // resident - beside) // each
+    return (min(MOST_STAGES, stages), resident) if stages >= 2 else (0, 1)
+
+
+def held_bytes(mma: BlockMma) -> int:
+    """Bytes of the rows in shared memory."""
+    records = mma.panel.sizes[0]
+    count = records.size if isinstance(records, Amount) and isinstance(records.size, int) else None
+    return mma.held * held_pitch(mma.format, count) if mma.held else 0
+
+
+def stream_shape(mma: BlockMma) -> tuple[int, int]:
+    """`block_stages` of a product."""
+    return block_stages(mma.format, mma.most, mma.shares, mma.blocks, held_bytes(mma))
 
 
 def most_blocks(mma: BlockMma) -> int:
     """The thread blocks that run at once: each takes one tile after another, and fetches across their borders."""
-    return ALONE * block_stages(mma.format, mma.most, mma.shares, mma.blocks, mma.held)[1]
+    return ALONE * stream_shape(mma)[1]
 
 
 def block_threads(mma: BlockMma) -> int:
