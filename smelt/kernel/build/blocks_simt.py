@@ -24,7 +24,7 @@ from smelt.kernel.build.sinks import Output, simt_sink
 from smelt.kernel.loops.grammar import Amount, Bitcast, BlockMma, Expr, Fold, Number, Place, RoundRow, Slice, add, scale
 from smelt.kernel.loops.nest import Index, Nest, flat, tensor
 from smelt.kernel.loops.simt import MULTIPROCESSORS
-from smelt.kernel.loops.tensor_tile import BLOCK_COLUMNS, BLOCK_ROWS, block_stages, held_pitch, held_rows
+from smelt.kernel.loops.tensor_tile import BLOCK_COLUMNS, BLOCK_ROWS, choose_stream
 from smelt.target import WARPGROUPS
 
 # Shares of K, and the blocks up to which there are more of them: a multiprocessor needs many warps to hide its waits.
@@ -149,9 +149,7 @@ def _chunks(nest: Nest, op: Op, output: Output, most: int, here: Size) -> None:
     shares = MANY_SHARES if 0 < count <= FEW_BLOCKS else SHARES
     streams = WARPGROUPS in nest.target.features and most <= BLOCK_ROWS[0]
     format = op.attrs["format"]
-    rows_held = held_rows(format, blocks, most) if streams else 0
-    bytes_held = rows_held * held_pitch(format, blocks) if rows_held and isinstance(blocks, int) else 0
-    stages = block_stages(format, most, shares, count, bytes_held)[0] if streams else 0
+    stream = choose_stream(format, most, shares, count, blocks) if streams else (0, 0)
     chunks, several = ceildiv(rows, most), most == BLOCK_ROWS[-1] or isinstance(rows, int)
     if not several:  # `here` says so: no thread divides by their number
         here, chunks = here * minimum(rows, 1), 1
@@ -164,6 +162,5 @@ def _chunks(nest: Nest, op: Op, output: Output, most: int, here: Size) -> None:
         place = element_place(nest, op, panels, (Number(0) if held == 1 else group, panel, Number(0), Number(0)))
         strides = (Amount(size), Number(1), axis_stride(nest, op, panels, 1))
         records = Slice(place, (Amount(blocks), Amount(size), Number(1)), strides)
-        shape = most, shares, count, stages, rows_held if stages else 0
-        nest.emit(BlockMma(tile.sums, q, scales, totals, records, format, *shape))
+        nest.emit(BlockMma(tile.sums, q, scales, totals, records, format, most, shares, count, *stream))
         tile.store(nest, op, output, f32, lambda row, column: (group, add(first, row), column))

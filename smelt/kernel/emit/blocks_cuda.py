@@ -298,20 +298,25 @@ template <class U, int ROWS> inline smelt_block_held<U, ROWS> smelt_start_held(i
   return {held + group * pitch + unit * 32 + 8 * member, scale + unit * 4,
       scale + units * 4 + unit * (U::GROUPS * 4), pitch};
 }
-template <class U> inline void smelt_hold_rows(int lane, int threads, char *held, int pitch, int rows, int units,
-    const i8 *q, i64 q_row, const f32 *scale, i64 scale_row, const f32 *total, i64 total_row) {
+// All of them are on their way at once. EXACT: they have a multiple of four units.
+inline void smelt_hold_words(int lane, int threads, f32 *to, const f32 *from, int count, bool exact) {
 #pragma unroll 1  // short code, as everything that runs once
+  for (int i = lane; exact && i < count / 4; i += threads) smelt_copy_async(to + 4 * i, from + 4 * i, 16);
+#pragma unroll 1
+  for (int i = lane; !exact && i < count; i += threads) to[i] = from[i];
+}
+template <class U, bool EXACT> inline void smelt_hold_rows(int lane, int threads, char *held, int pitch, int rows,
+    int units, const i8 *q, i64 q_row, const f32 *scale, i64 scale_row, const f32 *total, i64 total_row) {
+#pragma unroll 1
   for (int r = 0; r < rows; r++) {
-    smelt_words *const to = (smelt_words *)(held + r * pitch);
-    f32 *const scales = (f32 *)(held + r * pitch + units * 32);
-#pragma unroll 1
-    for (int i = lane; i < units * 2; i += threads) to[i] = ((const smelt_words *)(q + r * q_row))[i];
-#pragma unroll 1
-    for (int i = lane; i < units; i += threads) scales[i] = scale[r * scale_row + i];
-#pragma unroll 1
-    for (int i = lane; U::MINIMUM && i < units * U::GROUPS; i += threads)
-      scales[units + i] = total[r * total_row + i];
+    f32 *const to = (f32 *)(held + r * pitch);
+    smelt_hold_words(lane, threads, to, (const f32 *)(q + r * q_row), units * 8, true);
+    smelt_hold_words(lane, threads, to + units * 8, scale + r * scale_row, units, EXACT);
+    if (U::MINIMUM)
+      smelt_hold_words(lane, threads, to + units * 9, total + r * total_row, units * U::GROUPS, EXACT);
   }
+  smelt_copy_commit();
+  smelt_copy_wait<0>();
 }
 // The sums of a share, from its chunks in the ring. `fetch` fills the slot of a turn that all have read with one that
 // is STAGES later. AHEAD: units that rows are read ahead.
@@ -389,7 +394,8 @@ smelt_block_stream(int lane, char *shared, smelt_block_ring &ring, i64 tile, i64
   const bool both = columns > 16, holds = HELD >= MOST || (HELD && rows == 1), fresh = holds && ring.held != q;
   const int all = (int)blocks * (UNITS / U::RECORDS);
   const auto hold = [&](int member, int threads) {
-    smelt_hold_rows<U>(member, threads, held, PITCH, (int)rows, all, q, q_row, scale, scale_row, total, total_row);
+    smelt_hold_rows<U, EXACT>(
+        member, threads, held, PITCH, (int)rows, all, q, q_row, scale, scale_row, total, total_row);
   };
   if (!ring.begun) {
     if (lane == 0) {

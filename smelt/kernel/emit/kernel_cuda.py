@@ -367,11 +367,8 @@ class StagePrinter(Printer):
                 return self.decode(stmt, depth)
             case BlockMma():
                 return self.fence(self.block_mma(stmt, depth), stmt, pad)
-            case RoundRow(q, scale, total, row, runs, group, zero):
-                places = (row, "f32"), (q, "i8"), (scale, "f32"), (total, "i32" if zero else "f32")
-                source, *targets = (self.address(place, kind) for place, kind in places)
-                call = f"smelt_round_row<{group}, {zero}>({self.members}, {source}, {runs}, {', '.join(targets)});"
-                return [f"{pad}{call}"]
+            case RoundRow():
+                return [f"{pad}{self.round_row(stmt)}"]
             case Fail():
                 raise AssertionError("no builder writes it")
         return self.plain(stmt, depth)
@@ -722,6 +719,11 @@ class StagePrinter(Printer):
             f"{pad}}}, {given});",
             *([] if var else [f"{pad}}}"]),
         ]
+
+    def round_row(self, stmt: RoundRow) -> str:
+        kinds = (stmt.q, "i8"), (stmt.scale, "f32"), (stmt.total, "i32" if stmt.zero else "f32")
+        given = self.address(stmt.row, "f32"), str(stmt.runs), *(self.address(place, kind) for place, kind in kinds)
+        return f"smelt_round_row<{stmt.group}, {stmt.zero}>({self.members}, {', '.join(given)});"
 
     def attend(self, attend: Attend, depth: int) -> list[str]:
         """A call of `smelt_attend`; the blocks of the statement are functions that it calls."""

@@ -113,11 +113,11 @@ class Accesses:
                 self.block(at_query, queries * statement.depth)
                 self.block(mask, queries * self.bound(keys))
                 self.block(put, queries * (statement.values + 2) * self.bound(count))
-            case RoundRow(q, scale, total, row, runs, group):
-                self.reads[row.array] = inf
-                counts = RUN * runs, runs, RUN * runs // group
-                for place, count in zip((q, scale, total), counts, strict=True):
-                    self.writes[place.array] = self.writes.get(place.array, 0.0) + times * count
+            case RoundRow(runs=runs, group=group):
+                self.reads[statement.row.array] = inf
+                targets = (statement.q, RUN * runs), (statement.scale, runs), (statement.total, RUN * runs // group)
+                for place, stored in targets:
+                    self.writes[place.array] = self.writes.get(place.array, 0.0) + times * stored
             case BlockMma(_, q, scale, total, panel):
                 self.reads |= {each.place.array: inf for each in (q, scale, total, panel)}
 

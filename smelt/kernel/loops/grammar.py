@@ -289,8 +289,8 @@ class BlockMma(Frozen):
     most: int = 0  # rows, at most: a GPU has code for few of them
     shares: int = 8  # of K, whose sums a GPU adds in order
     blocks: int = 0  # thread blocks of one chunk of rows; 0: not known
-    stages: int = 0  # chunks of each share in shared memory; 0: threads read the weights themselves
     held: int = 0  # rows that there is shared memory for: all, or one where it is alone
+    stages: int = 0  # chunks of each share in shared memory; 0: threads read the weights themselves
 
 
 class RoundRow(Frozen):

@@ -90,12 +90,6 @@ def held_pitch(format: str, blocks: int | None) -> int:
     return -(-(size - 32) // 128) * 128 + 32
 
 
-def held_rows(format: str, blocks: Size, most: int) -> int:
-    """The rows of this number of blocks that shared memory holds: all, a single one, or none."""
-    pitch = held_pitch(format, blocks) if isinstance(blocks, int) else HELD_ROWS
-    return next((rows for rows in (most, 1) if rows * pitch <= (HELD_ROWS if rows > 1 else HELD_ROWS // 2)), 0)
-
-
 def block_stages(format: str, most: int, shares: int, blocks: int, held: int) -> tuple[int, int]:
     """(Chunks of each share in shared memory, blocks on a multiprocessor) where the copy engine brings weights; no
     chunks where there is no room for two. `held`: bytes of rows."""
@@ -103,6 +97,17 @@ def block_stages(format: str, most: int, shares: int, blocks: int, held: int) ->
     resident = 1 if 0 < blocks <= ALONE else 2
     stages = (STREAM_ROOM // resident - beside) // each
     return (min(MOST_STAGES, stages), resident) if stages >= 2 else (0, 1)
+
+
+def choose_stream(format: str, most: int, shares: int, blocks: int, records: Size) -> tuple[int, int]:
+    """(Rows that shared memory holds: all, a single one, or none; chunks of each share in it, or none). Rows have this
+    number of `records`."""
+    for rows, least in ((most, 3), (1, 2), (0, 2)):
+        size = rows * held_pitch(format, records) if isinstance(records, int) else HELD_ROWS * rows
+        stages, _ = block_stages(format, most, shares, blocks, size)
+        if size <= (HELD_ROWS if rows > 1 else HELD_ROWS // 2) and stages >= least:
+            return rows, stages
+    return 0, 0
 
 
 def held_bytes(mma: BlockMma) -> int:

@@ -199,6 +199,8 @@ def test_sizes_of_a_call() -> None:
         ({"extent": 1}, 0),
         ({"extent": 2, "per_block": 1}, MOST_BLOCKS),
         ({"extent": 3}, 0),
+        ({"most": 2}, 2),  # blocks that run at once
+        ({"most": 5}, 3),
     ],
 )
 def test_blocks_of_a_launch(given: dict[str, Any], blocks: int) -> None:

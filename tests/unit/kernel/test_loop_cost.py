@@ -32,6 +32,7 @@ from smelt.kernel.loops.grammar import (
     Mma,
     Number,
     Place,
+    RoundRow,
     Set,
     Slice,
     Stmt,
@@ -76,6 +77,7 @@ def mma(*sizes: Expr) -> Stmt:
 
 ACC, Q, SCALE, TOTAL, PANEL = (tile(Amount(5), Number(8), array=i) for i in range(5))
 PANELS = BlockMma(ACC, Q, SCALE, TOTAL, PANEL, "q4_0")
+ROUNDED = RoundRow(Q.place, SCALE.place, TOTAL.place, PANEL.place, runs=6, group=16, zero=8)
 
 
 @pytest.mark.parametrize(
@@ -95,6 +97,7 @@ PANELS = BlockMma(ACC, Q, SCALE, TOTAL, PANEL, "q4_0")
         ([mma(Amount(2), INDEX, Amount(5))], 16 * 5),
         ([mma(Amount(2), Amount(3), INDEX)], 16 * 128 * 3),
         ([PANELS], 16 * 5 * BLOCKS["q4_0"].length),
+        ([ROUNDED], 4 * 6 * 32),
         ([Transpose(tile(Number(6), Number(10)), tile(Number(10), Number(6)))], 15),
     ],
 )
@@ -123,6 +126,7 @@ def test_loads_and_stores_are_counted_at_most() -> None:
     assert accesses(If(FLAG, (store(1),), (store(1), store(2)))) == ({}, {1: 2, 2: 1})
     assert accesses(mma(Number(1), Number(1), Number(1))) == ({3: inf, 4: inf}, {})
     assert accesses(PANELS) == ({1: inf, 2: inf, 3: inf, 4: inf}, {})
+    assert accesses(ROUNDED, times=2) == ({4: inf}, {1: 384, 2: 12, 3: 24})
 
 
 def costs(f: FuncBuilder, *results: Any, **sizes: int) -> list[Cost]:
