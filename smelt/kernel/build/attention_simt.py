@@ -1,8 +1,8 @@
 """Attention of a few queries on a GPU (flash-decoding): each thread block takes some queries and a chunk of their keys.
 
-bf16 keys and values go straight from memory to tensor cores (`Decode`). Others are staged in shared memory for
-coalesced loads; each thread then computes one score. A second launch combines the chunks in order. Many queries of bf16
-go to `attention_flash.py`, others to the blocks of `attention.py`.
+bf16 keys and values go to tensor cores (`Decode`); the blocks of a cluster combine their chunks in order. Others are
+staged in shared memory for coalesced loads, and each thread computes one score; a second launch combines the chunks.
+Many queries of bf16 go to `attention_flash.py`, others to the blocks of `attention.py`.
 """
 
 from __future__ import annotations
@@ -31,14 +31,24 @@ from smelt.kernel.loops.grammar import (
     split,
 )
 from smelt.kernel.loops.nest import Nest, flat, tensor
-from smelt.kernel.loops.tensor_tile import DECODE_DEEPEST, DECODE_KEYS, DECODE_ROWS
+from smelt.kernel.loops.tensor_tile import (
+    DECODE_DEEPEST,
+    DECODE_HELD,
+    DECODE_KEYS,
+    DECODE_ROWS,
+    decode_fixed,
+    decode_slot,
+)
 from smelt.shape import Shape
+from smelt.target import WARPGROUPS, Target
 
 CHUNK, KEYS, FEW = DECODE_KEYS, 32, DECODE_ROWS  # keys of a block, keys in shared memory at a time, queries of a block
 THREADS = 256
 MANY = 64  # queries that are worth a block of 128 on tensor cores
 MOST_KEPT, MOST_OF_HEAD = 1 << 24, 1 << 16  # elements of the results of all chunks; of a head, if there is any number
 AT_ONCE, MOST_CHUNKS = 256, 8  # blocks that a GPU runs at once; chunks that a block may take one after another
+CLUSTERS = (1, 2, 4, 8)  # blocks that may combine their chunks
+FEW_CHUNKS = 4  # of a block, where blocks are few
 
 
 @simt_sink("smelt.attention")
@@ -68,10 +78,16 @@ def _build_few(nest: Nest, attn: Attention, schedule: AttentionSchedule, here: S
     axes, chunks = attn.axes, ceildiv(attn.axes.size(attn.axes.key), CHUNK)
     queries = attn.queries if isinstance(attn.queries, int) else minimum(attn.queries, FEW)
     kept = (*attn.heads, chunks, queries, attn.values + 2)
-    parts, several = nest.scratch(Shape("f32", *kept)), chunks_of_block(attn, chunks)
+    several = chunks_of_block(attn, chunks)
     blocks = ceildiv(queries, FEW) if isinstance(queries, int) else 1
-    if fits_tensor_cores(nest, attn):
-        _decode(nest, attn, parts, kept, blocks, several, here)
+    tensor_cores = fits_tensor_cores(nest, attn)
+    share = choose_share(nest.target, product(attn.heads) * blocks, chunks) if tensor_cores else 0
+    if share:
+        _decode(nest, attn, None, kept, blocks, -(-int(chunks) // share), share, here, output)
+        return
+    parts = nest.scratch(Shape("f32", *kept))
+    if tensor_cores:
+        _decode(nest, attn, parts, kept, blocks, several, 0, here, output)
         _join(nest, attn, parts, kept, here, output)
         return
     with nest.loops((*attn.heads, blocks, (chunks if several == 1 else chunks // several) * here)) as (
@@ -102,18 +118,29 @@ def _build_few(nest: Nest, attn: Attention, schedule: AttentionSchedule, here: S
 
 
 def _decode(
-    nest: Nest, attn: Attention, parts: int, kept: tuple[Size, ...], blocks: Size, several: int, here: Size
+    nest: Nest,
+    attn: Attention,
+    parts: int | None,
+    kept: tuple[Size, ...],
+    blocks: Size,
+    several: int,
+    share: int,
+    here: Size,
+    output: Output,
 ) -> None:
-    """All chunks on tensor cores. Blocks with the first chunks are the first ones: often later chunks are hidden."""
+    """All chunks on tensor cores, `several` of them in a block. `share` blocks, which are adjacent, combine theirs. Else
+    they go to `parts`, and blocks with the first chunks are the first ones: often later chunks are hidden."""
     axes, chunks = attn.axes, kept[len(attn.heads)]
-    groups = chunks if several == 1 else chunks // several
-    with nest.loops((groups * here, *attn.heads, blocks)) as (group, *outer, block):
+    groups: Size = share or (chunks if several == 1 else chunks // several)
+    sizes = (*attn.heads, blocks, groups * here) if share else (groups * here, *attn.heads, blocks)
+    with nest.loops(sizes) as index:
+        *outer, block, group = index if share else (*index[1:], index[0])
         at, first = dict(zip(axes.batch, outer, strict=True)), nest.let(scale(block, FEW))
         rows = Amount(attn.queries) if blocks == 1 else attn.clip(nest, FEW, kept[-2], first)
         row, step, key, chunk, column = (
             nest.var(i64, None, stem) for stem in ("row", "step", "key", "chunk", "column")
         )
-        score, element = (nest.var(f32, None, stem) for stem in ("score", "element"))
+        score, element, total = (nest.var(f32, None, stem) for stem in ("score", "element", "total"))
 
         def query_of(row: Expr) -> dict[str, Expr]:
             return attn.apart(row if blocks == 1 else nest.let(add(first, row)))
@@ -132,9 +159,12 @@ def _decode(
             )
         with inside(nest, row, key, score) as mask:
             masked = attn.mask(nest, attn.cap(nest, score), {**at, **query_of(row), axes.key: key})
-        with inside(nest, chunk, row, column, element) as put:
-            place = flat((*outer, chunk, add(first, row), add(column, 2)), kept)
-            nest.store(parts, place, element)
+        with inside(nest, chunk, row, column, element, total) as put:
+            if parts is None:
+                result = attn.quotient(nest, element, total)
+                attn.store(nest, output, {**at, **query_of(row), axes.value: column}, result)
+            else:
+                nest.store(parts, flat((*outer, chunk, add(first, row), add(column, 2)), kept), element)
         most = max(1, min(attn.queries, FEW)) if isinstance(attn.queries, int) else FEW
         nest.emit(
             Decode(
@@ -163,10 +193,30 @@ def _decode(
                 chunk,
                 column,
                 element,
+                total,
                 tuple(put.statements),
+                (),
+                Number(-inf, f32),
                 mod(axes.size(axes.key), 16) == 0,
+                share=share,
+                held=several if share else 0,
             )
         )
+
+
+def choose_share(target: Target, heads: Size, chunks: Size) -> int:
+    """The blocks that take the chunks of a head in turns, and combine them: as many as a GPU runs at once. 0: chunks are
+    too many, or heads are so few that more blocks are worth a second launch."""
+    if not isinstance(chunks, int) or chunks == 0:
+        return 0
+    sizes = [each for each in (CLUSTERS if WARPGROUPS in target.features else CLUSTERS[:1]) if each < 2 * chunks]
+    sizes = [each for each in sizes if each * DECODE_HELD >= chunks]
+    if not sizes:
+        return 0
+    if not isinstance(heads, int):  # any number
+        return sizes[-1] if len(CLUSTERS) > 1 and sizes[-1] == min(CLUSTERS[-1], chunks) else 0
+    share = max((each for each in sizes if heads * each <= AT_ONCE), default=sizes[0])
+    return 0 if 2 * heads * share <= AT_ONCE and chunks > FEW_CHUNKS * share else share
 
 
 def _what_masks_hide(attn: Attention) -> int:
@@ -221,6 +271,8 @@ def _join(nest: Nest, attn: Attention, parts: int, kept: tuple[Size, ...], here:
 def fits_tensor_cores(nest: Nest, attn: Attention) -> bool:
     """Whether keys and values are bf16 in memory, with 16 aligned bytes of a key or a value at a time."""
     axes = attn.axes
+    if not has_room(nest.target, attn.depth, attn.values):
+        return False
     for operand, inner, least in ((1, axes.depth, 32), (2, axes.value, 64)):
         value = attn.op.operands[operand]
         if tensor(value).element != bf16 or not inner or axes.size(inner) % least or axes.size(inner) > DECODE_DEEPEST:
@@ -230,6 +282,11 @@ def fits_tensor_cores(nest: Nest, attn: Attention) -> bool:
         if strides.pop(inner) != 1 or any(mod(stride, 8) != 0 for stride in (start, *strides.values())):
             return False
     return True
+
+
+def has_room(target: Target, depth: int, values: int) -> bool:
+    """Whether shared memory holds the keys and values of a chunk."""
+    return 2 * decode_slot(depth, values) + decode_fixed(depth, values, FEW, DECODE_HELD) <= target.cache_bytes[0]
 
 
 def letter_stride(nest: Nest, attn: Attention, operand: int, letter: str) -> Size:

@@ -1,8 +1,9 @@
 """Paged attention of a few queries on a GPU (flash-decoding): each thread block takes a chunk of the keys of one query.
 
-Each chunk yields its maximum, its sum of weights and its weighted sum of values, for all query heads of a KV head. A
-second launch combines them in order. Chunks begin at multiples of their size, so the bits of a query depend on its
-position alone. More queries over bf16 pages go to `paged_flash.py`, others to the blocks of `paged_attention.py`.
+Each chunk yields its maximum, its sum of weights and its weighted sum of values, for all query heads of a KV head. The
+blocks of a cluster combine them in order, or a second launch does. Chunks begin at multiples of their size, so the bits
+of a query depend on its position alone. More queries over bf16 pages go to `paged_flash.py`, others to the blocks of
+`paged_attention.py`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from smelt.dtype import f32, i1, i64
 from smelt.ir.core import Op
 from smelt.kernel.build.attention_flash import inside
 from smelt.kernel.build.attention_shape import fold_here
+from smelt.kernel.build.attention_simt import has_room
 from smelt.kernel.build.gather_scatter import to_index
 from smelt.kernel.build.gemm import axis_stride, element_place
 from smelt.kernel.build.paged_attention import Paged, build_blocks
@@ -25,9 +27,11 @@ from smelt.kernel.loops.grammar import Amount, Decode, Expr, Number, Quotient, S
 from smelt.kernel.loops.nest import Nest, flat, tensor
 from smelt.kernel.loops.tensor_tile import DECODE_DEEPEST, DECODE_KEYS, DECODE_ROWS
 from smelt.shape import Shape
+from smelt.target import WARPGROUPS
 
 CHUNK = DECODE_KEYS  # keys of a block: few, so that there are many blocks
 LEAST_BLOCKS, MOST_CHUNKS = 4, 8  # that share the chunks of a query's head on tensor cores; that each has
+SHARE, HELD = 8, 4  # the same, where they combine their chunks
 JOINED = 4  # chunks that a thread reads at a time
 THREADS = 256
 AT_ONCE = 8  # heads whose scores a thread computes together
@@ -50,10 +54,18 @@ def paged_attention(nest: Nest, op: Op, output: Output) -> None:
 def _build_chunks(nest: Nest, paged: Paged, here: Size, output: Output) -> None:
     op, shared = paged.op, paged.shared
     chunks = ceildiv(tensor(op.operands[3]).sizes[1] * paged.page, CHUNK)
-    kept = (minimum(paged.count, FEW), paged.groups, chunks, shared, paged.values + 2)
+    tensor_cores, short = fits_tensor_cores(nest, paged), 0
+    if tensor_cores and WARPGROUPS in nest.target.features:
+        short = 1 - minimum(floordiv(chunks, SHARE * HELD + 1), 1)
+        if short != 0:
+            _decode(nest, paged, None, (), here * short, output)
+    if short == 1:
+        return
+    here = here * (1 - short)
+    kept = (minimum(paged.count, FEW) * (1 - short), paged.groups, chunks, shared, paged.values + 2)
     parts = nest.scratch(Shape("f32", *kept))
-    if fits_tensor_cores(nest, paged):
-        _decode(nest, paged, parts, kept, here)
+    if tensor_cores:
+        _decode(nest, paged, parts, kept, here, output)
         _join(nest, paged, parts, kept, here, output)
         return
     with nest.loops((paged.count * here, paged.groups, chunks)) as (token, group, chunk):
@@ -70,14 +82,22 @@ def fits_tensor_cores(nest: Nest, paged: Paged) -> bool:
     """Whether pages are bf16, with 16 aligned bytes at a time, and `Decode` computes this attention."""
     if paged.depth % 32 or paged.values % 64 or paged.page % 16 or CHUNK != DECODE_KEYS:
         return False
-    return max(paged.depth, paged.values) <= DECODE_DEEPEST and has_aligned_pages(nest, paged)
+    if max(paged.depth, paged.values) > DECODE_DEEPEST or not has_room(nest.target, paged.depth, paged.values):
+        return False
+    return has_aligned_pages(nest, paged)
 
 
-def _decode(nest: Nest, paged: Paged, parts: int, kept: tuple[Size, ...], here: Size) -> None:
-    """All chunks on tensor cores. A block has some that are far apart: the last ones are often empty."""
-    op, chunks, blocks = paged.op, kept[2], -(-paged.shared // DECODE_ROWS)
-    groups = minimum(chunks, maximum(LEAST_BLOCKS, ceildiv(chunks, MOST_CHUNKS)))
-    with nest.loops((groups, paged.count * here, paged.groups, blocks)) as (number, token, group, block):
+def _decode(
+    nest: Nest, paged: Paged, parts: int | None, kept: tuple[Size, ...], here: Size, output: Output
+) -> None:
+    """All chunks on tensor cores. A block has some that are far apart: the last ones are often empty. Without `parts`,
+    adjacent blocks combine theirs."""
+    op, blocks = paged.op, -(-paged.shared // DECODE_ROWS)
+    share, several = (SHARE, HELD) if parts is None else (0, MOST_CHUNKS)
+    groups = share or minimum(kept[2], maximum(LEAST_BLOCKS, ceildiv(kept[2], MOST_CHUNKS)))
+    sizes = paged.count * here, paged.groups, blocks
+    with nest.loops((*sizes, groups) if share else (groups, *sizes)) as index:
+        token, group, block, number = index if share else (*index[1:], index[0])
         seen = _Keys.of(nest, paged, token)
         sequence = to_index(nest, nest.pull(op.operands[4], (token,)))
         line = nest.clamp(sequence, tensor(op.operands[3]).sizes[0] - 1)
@@ -87,9 +107,13 @@ def _decode(nest: Nest, paged: Paged, parts: int, kept: tuple[Size, ...], here: 
         row, step, key, chunk, column = (
             nest.var(i64, None, stem) for stem in ("row", "step", "key", "chunk", "column")
         )
-        score, element = (nest.var(f32, None, stem) for stem in ("score", "element"))
+        score, element, total = (nest.var(f32, None, stem) for stem in ("score", "element", "total"))
+
+        def head_of(row: Expr) -> Expr:
+            return nest.let(add(scale(group, paged.shared), first, row))
+
         with inside(nest, row, step) as at_query:
-            head = nest.let(add(scale(group, paged.shared), first, row))
+            head = head_of(row)
             query = nest.convert(nest.pull(op.operands[0], (token, head, step)), f32)
             query = nest.apply("multiply", query, Number(paged.numbers.scale, f32))
         with inside(nest, key) as at_key:
@@ -104,8 +128,13 @@ def _decode(nest: Nest, paged: Paged, parts: int, kept: tuple[Size, ...], here: 
             if paged.numbers.window:
                 there = nest.apply("GE", key, seen.first, dtype=i1)
                 masked = nest.apply("select", there, masked, Number(-inf, f32), dtype=f32)
-        with inside(nest, chunk, row, column, element) as put:
-            nest.store(parts, flat((token, group, chunk, add(first, row), add(column, 2)), kept), element)
+        with inside(nest, chunk, row, column, element, total) as put:
+            if parts is None:
+                _finish(nest, paged, output, (token, head_of(row), column), element, total)
+            else:
+                nest.store(parts, flat((token, group, chunk, add(first, row), add(column, 2)), kept), element)
+        with inside(nest, row) as at_sink:
+            sink = _sink(nest, paged, head_of(row)) if share else Number(-inf, f32)
         nest.emit(
             Decode(
                 rows,
@@ -115,7 +144,7 @@ def _decode(nest: Nest, paged: Paged, parts: int, kept: tuple[Size, ...], here: 
                 paged.values,
                 number,
                 Amount(groups),
-                Number(MOST_CHUNKS),
+                Number(several),
                 row,
                 step,
                 tuple(at_query.statements),
@@ -133,9 +162,14 @@ def _decode(nest: Nest, paged: Paged, parts: int, kept: tuple[Size, ...], here: 
                 chunk,
                 column,
                 element,
+                total,
                 tuple(put.statements),
+                tuple(at_sink.statements),
+                sink,
                 whole=True,
                 adjacent=True,
+                share=share,
+                held=several if share else 0,
             )
         )
 
@@ -283,9 +317,7 @@ def _join(nest: Nest, paged: Paged, parts: int, kept: tuple[Size, ...], here: Si
             index = (token, group, nest.apply("minimum", number, last, dtype=i64), inner, place)
             return nest.read(nest.buffer(parts), flat(index, kept), f32)
 
-        sink: Expr = Number(-inf, f32)
-        if len(op.operands) == 7:
-            sink = nest.convert(nest.pull(op.operands[6], (head,)), f32)
+        sink = _sink(nest, paged, head)
         best = nest.declare(f32, sink)
         with nest.loop(turns, "ordered", fence=True) as turn:
             numbers = [nest.let(add(first, scale(turn, JOINED), i)) for i in range(JOINED)]
@@ -303,8 +335,17 @@ def _join(nest: Nest, paged: Paged, parts: int, kept: tuple[Size, ...], here: Si
                 for sum_of, value in zip((total, result), values, strict=True):
                     more = nest.apply("fma", factor, value, nest.keep(sum_of), dtype=f32)
                     nest.emit(Set(sum_of, nest.apply("select", there, more, nest.keep(sum_of), dtype=f32)))
-        whole = nest.keep(total)
-        none = nest.apply("EQ", whole, Number(0.0, f32), dtype=i1)
-        quotient = nest.apply("divide", nest.keep(result), whole)
-        element = nest.apply("select", none, Number(0.0, f32), quotient, dtype=f32)
-        output.finish(nest, op, (token, head, e), nest.convert(element, tensor(op.result).element))
+        _finish(nest, paged, output, (token, head, e), nest.keep(result), nest.keep(total))
+
+
+def _sink(nest: Nest, paged: Paged, head: Expr) -> Expr:
+    """A score without a value."""
+    operands = paged.op.operands
+    return nest.convert(nest.pull(operands[6], (head,)), f32) if len(operands) == 7 else Number(-inf, f32)
+
+
+def _finish(nest: Nest, paged: Paged, output: Output, index: tuple[Expr, ...], result: Expr, total: Expr) -> None:
+    """Divide by the sum of weights; a query without keys gives zeros."""
+    none = nest.apply("EQ", total, Number(0.0, f32), dtype=i1)
+    element = nest.apply("select", none, Number(0.0, f32), nest.apply("divide", result, total), dtype=f32)
+    output.finish(nest, paged.op, index, nest.convert(element, tensor(paged.op.result).element))

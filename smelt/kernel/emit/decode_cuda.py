@@ -1,13 +1,13 @@
 """Flash-decoding on tensor cores as CUDA: `smelt_decode`, the micro-kernel of the statement `Decode`.
 
-A block has up to 8 queries, and chunks of 128 keys; each of its eight warps has 16 keys of a chunk, and waits for
-others only to add up the results of a chunk. All keys and values of a chunk are in flight at the same time, from memory
-to registers; those of the next chunk are loaded as soon as registers are free. Chunks that masks hide are not read.
+A block has up to 8 queries, and chunks of 128 keys. `cp.async` fills a ring in shared memory, with the keys of a chunk
+and its values in turns, at least one chunk ahead. Each of eight warps multiplies the queries by 16 keys, and the weights
+of all keys of the chunk by 16 columns of the values. Chunks that masks hide are not read, but for the first one, which
+is on its way before masks are known.
 
-Rows of an instruction are queries, its columns are keys: so scores are where the weights of the next product belong.
-The sum does not depend on which steps an instruction combines: a thread reads 16 adjacent bytes of a key, and the same
-columns of four values. A query is three bf16, and so is a weight. Functions in front of `DECODE` have counterparts in
-the tests' emulator.
+The blocks of a cluster have the chunks of the same queries; they read each other's results from shared memory and
+combine them, in the order of the chunks. A query is three bf16, and so is a weight. Functions in front of `DECODE` have
+counterparts in the tests' emulator.
 """
 
 from __future__ import annotations
@@ -16,18 +16,24 @@ from smelt.kernel.loops.tensor_tile import DECODE_WARPS
 
 INSTRUCTIONS = """\
 #ifdef __CUDACC__
-inline ui32 smelt_stream_word(const void *from) {  // 4 bytes that are read once
-  ui32 to;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.u32 %0, [%1];" : "=r"(to) : "l"(from));
+inline f32 smelt_most(f32 x, f32 y) { f32 z; asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y)); return z; }
+#if __CUDA_ARCH__ >= 900
+inline void smelt_cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+inline f32 smelt_cluster_read(const f32 *from, int block) {  // what is there in the shared memory of another block
+  f32 to;
+  asm volatile("{ .reg .u32 at; mapa.shared::cluster.u32 at, %1, %2; ld.shared::cluster.f32 %0, [at]; }"
+      : "=f"(to) : "r"(smelt_shared_address(from)), "r"(block) : "memory");
   return to;
 }
-inline f32 smelt_most(f32 x, f32 y) { f32 z; asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y)); return z; }
+#else
+inline void smelt_cluster_sync() {}
+inline f32 smelt_cluster_read(const f32 *from, int) { return *from; }
+#endif
 #endif
 """
 DECODE = """\
-inline f32 smelt_lane(f32 x, int lane) {
-  return __uint_as_float(__shfl_sync(0xffffffffu, __float_as_uint(x), lane));
-}
 inline f32 smelt_exp(f32 x) {  // of x <= 0: the error is that of the instruction, 2^-22
   const f32 power = x * 1.44269502f, rest = fmaf(x, 1.44269502f, -power) + x * 1.92596303e-8f;
   const f32 y = smelt_exp2(power);
@@ -40,60 +46,69 @@ inline void smelt_split_weight(f32 x, ui32 *to) {  // as `smelt_split`, of x >= 
   to[1] = __float_as_uint(fmaxf(middle, tiny));
   to[2] = __float_as_uint(fmaxf(rest - middle, tiny));
 }
-// CHECK: 0 masks hide no chunk, 1 they are the same for all queries, 2 any. WHOLE: there is memory for 16 keys wherever
-// there is one. ADJACENT: 16 keys are adjacent, not the elements of a key. `key_at`, `value_at`: the first of 16 keys,
-// and its value; others follow, `key_step` and `value_step` apart; where keys are adjacent, elements are.
-template <int DEPTH, int VALUES, int ROWS, int CHECK, bool WHOLE, bool ADJACENT, class Query, class Key, class Value,
-          class Mask, class Put>
+// Where a row has CELLS of 16 bytes: the place of one. Eight rows of a cell are in different banks.
+template <int CELLS> inline int smelt_row_cell(int row, int cell) {
+  return 16 * (CELLS * row + (cell ^ (CELLS == 2 ? row / 4 % 2 : CELLS % 8 ? row / 2 % 4 : row % 8)));
+}
+struct __align__(8) smelt_half_words { ui32 x[2]; };
+// SLOTS of the ring hold keys or values of a chunk. SHARE: blocks of a cluster, which take chunks in turns and combine
+// the results; 0: results go to `put`, and a later launch combines them. CHECK: 0 masks hide no chunk, 1 they are the
+// same for all queries, 2 any. WHOLE: there is memory for 16 keys wherever there is one. ADJACENT: 16 keys are adjacent,
+// not the elements of a key. `key_at`, `value_at`: the first of 16 keys, and its value; others follow, `key_step` and
+// `value_step` apart; where keys are adjacent, elements are.
+template <int DEPTH, int VALUES, int ROWS, int SLOTS, int SHARE, int CHECK, bool WHOLE, bool ADJACENT, class Query,
+          class Key, class Value, class Mask, class Put, class Sink>
 inline void smelt_decode(int thread, char *ring, int rows, int keys, int first, int stride, int count, i64 key_step,
-    i64 value_step, const Query &query, const Key &key_at, const Value &value_at, const Mask &mask, const Put &put) {
+    i64 value_step, const Query &query, const Key &key_at, const Value &value_at, const Mask &mask, const Put &put,
+    const Sink &sink) {
   enum {
-    WARPS = DECODE_WARPS, CHUNK = 16 * WARPS, STEPS = DEPTH / 32, BLOCKS = VALUES / 64, WIDE = VALUES + 2,
-    PACKED = ROWS <= 4, PLANES = PACKED ? 1 : 2
+    WARPS = DECODE_WARPS, CHUNK = 16 * WARPS, STEPS = DEPTH / 16, WIDE = VALUES + 2, PACKED = ROWS <= 4,
+    PLANES = PACKED ? 1 : 2, SLOT = CHUNK * 2 * (DEPTH > VALUES ? DEPTH : VALUES), BLOCKS = VALUES / 16,
+    KEY_CELLS = ADJACENT ? 2 : DEPTH / 8, VALUE_CELLS = VALUES / 8
   };
   const int warp = thread / 32, lane = thread % 32, group = lane / 4, member = lane % 4;
+  const int line = lane % 8, matrix = lane / 8;
   const int row_here = PACKED ? group % 4 : group;  // the query whose scores this thread has
   const f32 infinity = __int_as_float(0x7f800000);
   // Operands of instructions. Rows 0 to 7 are the high parts of queries, 8 to 15 the middle ones; low ones are in an
-  // instruction of their own, or rows 4 to 7 if there are at most four queries.
-  smelt_words *const parts = (smelt_words *)ring;
-  f32 *const sums = (f32 *)(ring + 2 * STEPS * PLANES * 512);  // [warp][query][value]
-  f32 *const best = sums + WARPS * ROWS * WIDE, *const total = best + WARPS * ROWS;  // [warp][query]
+  // instruction of their own, or rows 4 to 7 if there are at most four queries. It is the same with weights, whose
+  // queries are columns: of four queries the middle parts are columns 4 to 7.
+  smelt_words *const parts = (smelt_words *)(ring + SLOTS * SLOT), *const weights = parts + STEPS * PLANES * 32;
+  smelt_half_words *const lows = (smelt_half_words *)(weights + 32 * WARPS);
+  f32 *const best = (f32 *)(lows + (PACKED ? 0 : 32 * WARPS)), *const total = best + WARPS * ROWS;  // [query][warp]
   ui32 *const found = (ui32 *)(total + WARPS * ROWS);  // [warp]
+  f32 *const held = (f32 *)(found + WARPS);  // [chunk][query][maximum, sum of weights, values]
   const auto start_of = [&](int i) { return (first + i * stride) * CHUNK + 16 * warp; };
-  const auto key_of = [&](int i) {  // the keys whose scores this thread has
-    return ADJACENT ? 4 * member + 2 * (i % 2) + i / 2 : 2 * member + i % 2 + i / 2 * 8;
-  };
-  smelt_words k[2 * STEPS], v[4 * BLOCKS];
-  const auto load_keys = [&](int i) {
+  const auto load_keys = [&](int i, char *slot) {
     const int start = start_of(i);
-    const ui16 *const from = key_at(start) + (ADJACENT ? 2 * group + 8 * member * key_step : 8 * member);
-    if constexpr (ADJACENT) {  // two neighbours of each element
+    const ui16 *const from = key_at(start);
+    char *const to = slot + 32 * DEPTH * warp;
 #pragma unroll
-      for (int s = 0; s < STEPS; s++)
-#pragma unroll
-        for (int e = 0; e < 8; e++)
-          k[2 * s + e / 4].x[e % 4] = smelt_stream_word(from + (32 * s + e) * key_step);
-    } else {
-#pragma unroll
-      for (int h = 0; h < 2; h++) {
-        const int key = 8 * h + group, there = WHOLE || start + key < keys ? key : keys - 1 - start;
-#pragma unroll
-        for (int s = 0; s < STEPS; s++) k[2 * s + h] = smelt_stream(from + there * key_step + 32 * s);
-      }
+    for (int j = 0; j < DEPTH / 16; j++) {
+      const int at = lane + 32 * j, row = at / KEY_CELLS, cell = at % KEY_CELLS;
+      const bool there = WHOLE || ADJACENT || start + row < keys;
+      smelt_copy_async(to + smelt_row_cell<KEY_CELLS>(row, cell), from + (there ? row : 0) * key_step + 8 * cell,
+          there ? 16 : 0);
     }
   };
-  const auto load_values = [&](int i) {
+  const auto load_values = [&](int i, char *slot, bool any) {  // zeros where no key is seen
     const int start = start_of(i);
-    const ui16 *const from = value_at(start) + 8 * group;
+    const ui16 *const from = value_at(any ? start : 0);
+    char *const to = slot + 32 * VALUES * warp;
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-      const int key = key_of(j), there = WHOLE || start + key < keys ? key : keys - 1 - start;
-#pragma unroll
-      for (int b = 0; b < BLOCKS; b++) v[4 * b + j] = smelt_stream(from + there * value_step + 64 * b);
+    for (int j = 0; j < VALUES / 16; j++) {
+      const int at = lane + 32 * j, row = at / VALUE_CELLS, cell = at % VALUE_CELLS;
+      const bool there = any && start + row < keys;
+      smelt_copy_async(to + smelt_row_cell<VALUE_CELLS>(row, cell), from + (there ? row : 0) * value_step + 8 * cell,
+          there ? 16 : 0);
     }
   };
   __syncthreads();
+  const bool ahead = start_of(0) < keys;
+  if (ahead) load_keys(0, ring);
+  smelt_copy_commit();
+  if (ahead) load_values(0, ring + SLOT, true);
+  smelt_copy_commit();
   ui32 seen = 0;  // the chunks in which this warp has a key that some query sees
 #pragma unroll 4
   for (int i = 0; i < count; i += 2) {
@@ -108,19 +123,14 @@ inline void smelt_decode(int thread, char *ring, int rows, int keys, int first, 
     const ui32 lanes = __ballot_sync(0xffffffffu, visible);
     seen |= ((lanes & 0xffffu ? 1u : 0u) | (lanes >> 16 ? 2u : 0u)) << i;
   }
-  ui32 left = seen;
-  if (left) {
-    load_keys(__ffs(left) - 1);
-    load_values(__ffs(left) - 1);
-  }
   for (int at = thread; at < (PACKED ? 4 : 8) * (DEPTH / 2); at += 32 * WARPS) {  // two elements of a query
-    const int row = at / (DEPTH / 2), pair = at % (DEPTH / 2), half = pair / 2 % 2, lane_of = 4 * row + pair / 4 % 4;
+    const int row = at / (DEPTH / 2), pair = at % (DEPTH / 2), half = pair / 4 % 2, lane_of = 4 * row + pair % 4;
     ui32 even[3] = {}, odd[3] = {};
     if (row < rows) {
       smelt_split(query(row, 2 * pair), even);
       smelt_split(query(row, 2 * pair + 1), odd);
     }
-    ui32 *const to = parts[(2 * (pair / 16) + half) * PLANES * 32 + lane_of].x + pair % 2 * 2;
+    ui32 *const to = parts[pair / 8 * PLANES * 32 + lane_of].x + half * 2;
     to[0] = smelt_join(even[0], odd[0]);
     to[1] = smelt_join(even[1], odd[1]);
     to[(PACKED ? 16 : 32) * 4] = smelt_join(even[2], odd[2]);
@@ -131,36 +141,67 @@ inline void smelt_decode(int thread, char *ring, int rows, int keys, int first, 
   ui32 any = 0;
 #pragma unroll
   for (int w = 0; w < WARPS; w++) any |= found[w];
-#pragma unroll 1
-  for (int i = 0; i < count; i++) {
-    const int chunk = first + i * stride, start = start_of(i);
-    if (!(any >> i & 1)) {
-      if (thread < rows && chunk * CHUNK < keys) put(chunk, thread, -2, -infinity);
-      continue;
+  const auto keep = [&](int i, int row, int column, f32 x) {
+    if (SHARE) held[(i * ROWS + row) * WIDE + 2 + column] = x;
+    else put(first + i * stride, row, column, x, 0.0f);
+  };
+  if (thread < rows)
+    for (int i = 0; i < count; i++)
+      if (!(any >> i & 1) && (first + i * stride) * CHUNK < keys) keep(i, thread, -2, -infinity);
+  // Keys and values of the chunks that some query sees go through the ring, those of chunk i as number 2 i and 2 i + 1.
+  ui32 coming = any;
+  int loaded = 0, to_slot = 0;
+  const auto load_next = [&]() {
+    char *const slot = ring + to_slot * SLOT;
+    if (coming) {
+      const int i = __ffs(coming) - 1;
+      if (loaded % 2) load_values(i, slot, seen >> i & 1);
+      else if (seen >> i & 1) load_keys(i, slot);
+      if (loaded % 2) coming &= coming - 1;
     }
-    if (seen >> i & 1) {
-      left &= left - 1;
+    smelt_copy_commit();
+    loaded++;
+    to_slot = to_slot == SLOTS - 1 ? 0 : to_slot + 1;
+  };
+  if (any & 1) coming &= coming - 1, loaded = 2, to_slot = 2 % SLOTS;
+  if (!(seen & 1)) {  // what has been read ahead is not seen
+    smelt_copy_wait<0>();
+    if (any & 1) load_values(0, ring + SLOT, false);
+    smelt_copy_commit();
+  }
+#pragma unroll 1
+  while (loaded < SLOTS) load_next();
+  int slot = 0;
+#pragma unroll 1
+  for (int turn = 0; any; any &= any - 1, turn++) {
+    const int i = __ffs(any) - 1, start = start_of(i);
+    const bool here = seen >> i & 1;
+    const char *const near_keys = ring + slot * SLOT + 32 * DEPTH * warp;
+    slot = slot == SLOTS - 1 ? 0 : slot + 1;
+    const char *const near_values = ring + slot * SLOT;
+    slot = slot == SLOTS - 1 ? 0 : slot + 1;
+    f32 score[4], most = -infinity, sum = 0;
+    if (here) {
+      smelt_copy_wait<SLOTS - 2>();
+      __syncwarp();
       f32 high[2][4] = {}, low[2][4] = {};  // each of the three parts of a query has a sum of its own
 #pragma unroll
-      for (int s = 0; s < 2 * STEPS; s++) {
+      for (int s = 0; s < STEPS; s++) {
         smelt_words x[PLANES];
 #pragma unroll
         for (int p = 0; p < PLANES; p++) x[p] = parts[(s * PLANES + p) * 32 + lane];
+        ui32 own[4];
+        if (ADJACENT)
+          smelt_load_matrices<true>(own, near_keys + smelt_row_cell<2>(16 * s + matrix % 2 * 8 + line, matrix / 2));
+        else
+          smelt_load_matrices<false>(
+              own, near_keys + smelt_row_cell<KEY_CELLS>(matrix / 2 * 8 + line, 2 * s + matrix % 2));
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-          ui32 own[2];
-#pragma unroll
-          for (int e = 0; e < 2; e++) {
-            const ui32 even = k[s].x[2 * e], odd = k[s].x[2 * e + 1];
-            if (ADJACENT) own[e] = __byte_perm(even, odd, h ? 0x7632 : 0x5410);
-            else own[e] = k[s / 2 * 2 + h].x[s % 2 * 2 + e];
-          }
-          smelt_mma_sync(high[h], x[0].x, own);
-          if (!PACKED) smelt_mma_sync(low[h], x[PLANES - 1].x, own);
+          smelt_mma_sync(high[h], x[0].x, own + 2 * h);
+          if (!PACKED) smelt_mma_sync(low[h], x[PLANES - 1].x, own + 2 * h);
         }
       }
-      if (left) load_keys(__ffs(left) - 1);
-      f32 score[4], most = -infinity, sum = 0;
 #pragma unroll
       for (int j = 0; j < 4; j++) {
         f32 x = high[j / 2][j % 2], y = high[j / 2][2 + j % 2], z = low[j / 2][j % 2];
@@ -170,14 +211,26 @@ inline void smelt_decode(int thread, char *ring, int rows, int keys, int first, 
           x = group < 4 ? x : other;
           y = group < 4 ? y : middle;
         }
-        const int key = start + key_of(j);
+        const int key = start + 2 * member + j % 2 + j / 2 * 8;
         score[j] = mask(x + (y + z), row_here < rows ? row_here : rows - 1, key < keys ? key : keys - 1);
         if (key >= keys) score[j] = -infinity;
         most = smelt_most(most, score[j]);
       }
       most = smelt_most(most, smelt_lane_xor(most, 1));
       most = smelt_most(most, smelt_lane_xor(most, 2));
-      const f32 safe = most == -infinity ? 0 : most;
+      if (member == 0 && group < ROWS) best[WARPS * group + warp] = most;
+    } else if (lane < ROWS) {
+      best[WARPS * lane + warp] = -infinity;
+    }
+    __syncthreads();  // all have multiplied their keys, and the values of the chunk before
+#pragma unroll 1
+    while (loaded <= 2 * turn + SLOTS) load_next();
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) most = smelt_most(most, best[WARPS * (row_here < ROWS ? row_here : 0) + w]);
+    const f32 safe = most == -infinity ? 0 : most;
+    smelt_words operand = {};
+    smelt_half_words last = {};
+    if (here) {
       ui32 weight[4][3];
 #pragma unroll
       for (int j = 0; j < 4; j++) {
@@ -187,67 +240,78 @@ inline void smelt_decode(int thread, char *ring, int rows, int keys, int first, 
       }
       sum += smelt_lane_xor(sum, 1);
       sum += smelt_lane_xor(sum, 2);
-      if (member == 0 && group < ROWS) best[ROWS * warp + group] = most, total[ROWS * warp + group] = sum;
-      if (start + 16 > keys) {  // what is there instead of values may be anything
 #pragma unroll
-        for (int j = 0; j < 4 * BLOCKS; j++)
-          if (start + key_of(j % 4) >= keys) v[j] = smelt_words{};
+      for (int h = 0; h < 2; h++) {
+        const ui32 x = __byte_perm(weight[2 * h][0], weight[2 * h + 1][0], 0x7632);
+        const ui32 y = __byte_perm(weight[2 * h][1], weight[2 * h + 1][1], 0x7632);
+        const ui32 z = __byte_perm(weight[2 * h][2], weight[2 * h + 1][2], 0x7632);
+        operand.x[h] = PACKED && group >= 4 ? y : x;
+        operand.x[2 + h] = !PACKED ? y : group < 4 ? z : 0;
+        last.x[h] = z;
       }
-      ui32 operand[3][2];
-#pragma unroll
-      for (int p = 0; p < 3; p++) {
-        operand[p][0] = __byte_perm(weight[0][p], weight[1][p], 0x7632);
-        operand[p][1] = __byte_perm(weight[2][p], weight[3][p], 0x7632);
-      }
-#pragma unroll
-      for (int b = 0; b < BLOCKS; b++)
-#pragma unroll
-        for (int c = 0; c < 4; c++) {  // columns 2 c and 2 c + 1 of the eight that a thread has
-          f32 o[4] = {};
-          ui32 y[4];
-#pragma unroll
-          for (int h = 0; h < 2; h++) {
-            const ui32 even = v[4 * b + 2 * h].x[c], odd = v[4 * b + 2 * h + 1].x[c];
-            y[2 * h] = __byte_perm(even, odd, 0x5410);
-            y[2 * h + 1] = __byte_perm(even, odd, 0x7632);
-          }
-#pragma unroll
-          for (int p = 2; p >= 0; p--) smelt_mma_sync(o, y, operand[p]);
-#pragma unroll
-          for (int e = 0; e < 2; e++) {
-            f32 *const to = sums + (ROWS * warp + 2 * member + e) * WIDE + 64 * b + 8 * group + 2 * c;
-            if (2 * member + e < ROWS) to[0] = o[e], to[1] = o[2 + e];
-          }
-        }
-      if (left) load_values(__ffs(left) - 1);
-    } else if (lane < ROWS) {
-      best[ROWS * warp + lane] = -infinity;
     }
-    __syncthreads();
-    for (int at = thread; at < rows * (VALUES / 2); at += 32 * WARPS) {  // a warp has elements of one query
-      const int row = at / (VALUES / 2), column = at % (VALUES / 2) * 2;
-      const f32 own = best[lane % WARPS * ROWS + row];
-      f32 most = own;
+    weights[32 * warp + lane] = operand;
+    if (!PACKED) lows[32 * warp + lane] = last;
+    if (member == 0 && group < ROWS) total[WARPS * group + warp] = sum;
+    smelt_copy_wait<SLOTS - 1>();
+    __syncthreads();  // weights and values are there
+    if (warp == 0 && member == 0 && group < rows) {
+      f32 whole = 0;
 #pragma unroll
-      for (int by = 1; by < WARPS; by *= 2) most = smelt_most(most, smelt_lane_xor(most, by));
-      const f32 safe = most == -infinity ? 0 : most, factor = own == -infinity ? -1 : smelt_exp(own - safe);
-      f32 sum = own == -infinity ? 0 : factor * total[lane % WARPS * ROWS + row], x = 0, y = 0;
+      for (int w = 0; w < WARPS; w++) whole += total[WARPS * group + w];
+      keep(i, group, -2, most);
+      keep(i, group, -1, whole);
+    }
 #pragma unroll
-      for (int by = 1; by < WARPS; by *= 2) sum += smelt_lane_xor(sum, by);
+    for (int first_block = 0; first_block < BLOCKS; first_block += WARPS) {
+      const int block = first_block + warp;
+      if (BLOCKS % WARPS && block >= BLOCKS) break;
+      f32 o[3][4] = {};  // each of the three parts of a weight has a sum of its own
 #pragma unroll
       for (int w = 0; w < WARPS; w++) {
-        const f32 *const from = sums + (ROWS * w + row) * WIDE + column;
-        const f32 times = smelt_lane(factor, w);
-        if (times == -1) continue;
-        x = fmaf(times, from[0], x);
-        y = fmaf(times, from[1], y);
+        ui32 own[4];
+        smelt_load_matrices<true>(own, near_values + 32 * VALUES * w +
+            smelt_row_cell<VALUE_CELLS>(matrix / 2 * 8 + line, 2 * block + matrix % 2));
+        const smelt_words x = weights[32 * w + lane];
+        smelt_mma_sync(o[0], own, x.x);
+        smelt_mma_sync(o[1], own, x.x + 2);
+        if (!PACKED) smelt_mma_sync(o[2], own, lows[32 * w + lane].x);
       }
-      put(chunk, row, column, x);
-      put(chunk, row, column + 1, y);
-      if (column == 0) put(chunk, row, -2, most), put(chunk, row, -1, sum);
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        const f32 rest = PACKED ? smelt_lane_xor(o[0][e], 2) + o[1][e] : o[1][e] + o[2][e];
+        const int row = 2 * member + e % 2;
+        if (row < rows && (!PACKED || member < 2)) keep(i, row, 16 * block + group + e / 2 * 8, o[0][e] + rest);
+      }
     }
-    if (any >> i >> 1) __syncthreads();
   }
+  if (!SHARE) return;
+  if (SHARE > 1) smelt_cluster_sync();
+  else __syncthreads();
+  const int chunks = (keys + CHUNK - 1) / CHUNK;
+  for (int at = 32 * WARPS * first + thread; at < rows * VALUES; at += 32 * WARPS * SHARE) {
+    const int row = at / VALUES, column = at % VALUES;
+    const auto item = [&](int chunk, int at) {
+      const f32 *const from = held + (chunk / (SHARE ? SHARE : 1) * ROWS + row) * WIDE + 2 + at;
+      return SHARE > 1 ? smelt_cluster_read(from, chunk % (SHARE ? SHARE : 1)) : *from;
+    };
+    const f32 start = sink(row);
+    f32 most = start, whole, result = 0;
+#pragma unroll 8
+    for (int c = 0; c < chunks; c++) most = smelt_most(most, item(c, -2));
+    const f32 safe = most == -infinity ? 0 : most;
+    whole = smelt_weight_f32(start - safe);
+#pragma unroll 4
+    for (int c = 0; c < chunks; c++) {
+      const f32 level = item(c, -2), factor = smelt_weight_f32(level - safe);
+      const bool hidden = level == -infinity;  // then there is nothing else
+      const f32 x = item(c, hidden ? -2 : -1), y = item(c, hidden ? -2 : column);
+      whole = fmaf(factor, hidden ? 0 : x, whole);
+      result = fmaf(factor, hidden ? 0 : y, result);
+    }
+    put(0, row, column, result, whole);
+  }
+  if (SHARE > 1) smelt_cluster_sync();  // others have read what is here
 }
 """.replace("DECODE_WARPS", str(DECODE_WARPS))
 

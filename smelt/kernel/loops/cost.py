@@ -109,7 +109,7 @@ class Accesses:
                 queries = times * self.bound(rows)
                 self.block(at_query, queries * statement.depth)
                 self.block(mask, queries * self.bound(keys))
-                self.block(put, queries * (statement.values + 2) * self.bound(count))
+                self.block(put, queries * (statement.values + 2) * (1 if statement.share else self.bound(count)))
             case BlockMma(_, q, scale, total, panel):
                 self.reads |= {each.place.array: inf for each in (q, scale, total, panel)}
 

@@ -34,6 +34,7 @@ BLOCK_COLUMNS, BLOCK_ROWS = 32, (8, 32, 64)  # of a tile by block-quantised weig
 ALONE = 132  # blocks that have a multiprocessor each
 STREAM_SIZES, STREAM_COLUMNS, STREAM_PITCH = (8, 16, 32, 64), 64, 68  # rows and columns of a block; of its sums: a row
 STREAM_BLOCKS, SPLIT_STREAM_BLOCKS = 4, 3  # on a multiprocessor; where several blocks split K
+MULTIPROCESSOR_BYTES = 228 << 10  # of shared memory
 STREAM_ROOM, STREAM_BARRIERS = 220 << 10, 16  # bytes of all of these blocks; of the barriers of a stage
 WARPS = 8  # of a block
 ALIGN = 1024  # bytes of a stage
@@ -241,19 +242,48 @@ def attend_threads(attend: Attend) -> int:
     return 2 * attend.block + 128
 
 
-# ---- flash-decoding: a warp has 16 keys of a chunk ----
+# ---- flash-decoding: keys and values of chunks go through a ring ----
 
 DECODE_ROWS, DECODE_WARPS = 8, 8  # queries and warps of a block
 DECODE_KEYS = 16 * DECODE_WARPS  # of a chunk
-DECODE_DEEPEST = 256  # elements of a key, and of a value: registers hold them
+DECODE_DEEPEST = 256  # elements of a key, and of a value
+DECODE_HELD = 8  # results of chunks that a block may hold
+RESERVED = 1 << 10  # bytes of shared memory that each block takes beside its own
 
 
-def decode_bytes(decode: Decode) -> int:
-    """The shared memory of a block: queries as three bf16; sums, maxima, totals and visible chunks of each warp."""
-    queries = decode.depth // 32 * (1024 if decode.most <= 4 else 2048)
-    return queries + DECODE_WARPS * (4 * decode.most * (decode.values + 2 + 2) + 4)
+def decode_slot(depth: int, values: int) -> int:
+    """The bytes of the keys of a chunk, or of its values."""
+    return DECODE_KEYS * 2 * max(depth, values)
 
 
-def decode_blocks(decode: Decode) -> int:
-    """Blocks on a multiprocessor, so that registers hold what is being read."""
-    return 2 if decode.depth + decode.values <= DECODE_DEEPEST else 1
+def decode_fixed(depth: int, values: int, most: int, held: int) -> int:
+    """The bytes beside the ring: queries and weights as three bf16; maxima, totals and visible chunks of each warp;
+    results of chunks."""
+    queries = depth // 16 * 512 * (1 if most <= 4 else 2)
+    weights = DECODE_WARPS * 32 * (16 if most <= 4 else 24)
+    return queries + weights + DECODE_WARPS * (8 * most + 4) + held * most * (values + 2) * 4
+
+
+def decode_bytes(decode: Decode, room: int) -> int:
+    """The shared memory of a block: a ring of three slots, or two; of a size for two blocks on a multiprocessor if that
+    is possible."""
+    fixed, slot = _decode_sizes(decode)
+    both = (room + RESERVED) // 2 - RESERVED
+    fits = (fixed + slots * slot for most in (both, room) for slots in (3, 2) if fixed + slots * slot <= most)
+    return next(fits)
+
+
+def _decode_sizes(decode: Decode) -> tuple[int, int]:
+    fixed = decode_fixed(decode.depth, decode.values, decode.most, decode.held)
+    return fixed, decode_slot(decode.depth, decode.values)
+
+
+def decode_slots(decode: Decode, ring: int) -> int:
+    """The slots of a ring of this number of bytes, with what is beside it."""
+    fixed, slot = _decode_sizes(decode)
+    return (ring - fixed) // slot
+
+
+def decode_blocks(ring: int) -> int:
+    """Blocks on a multiprocessor, of this number of bytes each."""
+    return 2 if 2 * (ring + RESERVED) <= MULTIPROCESSOR_BYTES else 1
