@@ -59,7 +59,8 @@ static int warp_members(void) {
 static void __syncwarp(unsigned mask = 0xffffffffu) { wait_at(&warp_barriers[current / WARP], warp_members()); }
 static void __syncthreads(void) { wait_at(&block_barriers[block_here()], threads_here); }
 template <int N> static void smelt_threads_sync() { wait_at(&threads_barriers[block_here()], N); }
-static void smelt_cluster_sync(void) { wait_at(&cluster_barrier, cluster_here * threads_here); }
+static void smelt_cluster_arrive(void) {}
+static void smelt_cluster_wait(void) { wait_at(&cluster_barrier, cluster_here * threads_here); }
 static unsigned exchange(unsigned value, int from) {
   exchanged[current] = value;
   __syncwarp();
@@ -140,9 +141,9 @@ static unsigned __byte_perm(unsigned x, unsigned y, unsigned places) {
 // Asynchronous copies and products are done when a thread waits for them: what reads or overwrites too early is found.
 static char shared_memory[CLUSTER][232448] __attribute__((aligned(1024)));  // of a launch that asks for it
 static char *own_shared(void) { return shared_memory[block_here()]; }
-static float smelt_cluster_read(const float *from, int block) {
+static void smelt_cluster_write(float *to, int block, float x) {
   if (block < 0 || block >= cluster_here) abort();
-  return *(const float *)(shared_memory[block] + ((const char *)from - own_shared()));
+  *(float *)(shared_memory[block] + ((const char *)to - own_shared())) = x;
 }
 struct smelt_words;
 struct Copied { void *to; const void *from; int used; };

@@ -201,19 +201,26 @@ def few(name: str, batch: int, random: np.random.Generator) -> tuple[Program, li
 
 @pytest.mark.parametrize("name", FEW)
 def test_a_few_queries(name: str, emulated: EmulatedCuda, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Close to float64; bits depend neither on the batch nor on how many chunks a block has."""
+    """Close to float64; bits depend neither on the batch nor on which blocks have which chunks, and who combines them."""
     program, given, want = few(name, 2, np.random.default_rng(seed))
     assert "smelt_decode<" in source(program, "sm_90")
     alone, _, _ = few(name, 1, np.random.default_rng(seed))
-    both = compile_all([program, alone], emulated.target())
+    runs = [*compile_all([program, alone], emulated.target())]
+    for share in (0, 1, 2):
+        monkeypatch.setattr(attention_simt, "choose_share", lambda *_, share=share: share)
+        runs += compile_all([program], emulated.target())
     monkeypatch.setattr(attention_simt, "AT_ONCE", 1)
-    several = compile_all([program], emulated.target())
-    assert not any(isinstance(each, SmeltError) for each in (*both, *several))
-    got, same = (each(*given)[0].numpy() for each in (both[0], several[0]))  # type: ignore[operator]
-    one: Any = both[1](*(each[1:] if each.ndim else each for each in given))[0].numpy()  # type: ignore[operator]
+    monkeypatch.setattr(attention_simt, "choose_share", lambda *_: 0)
+    runs += compile_all([program], emulated.target())
+    assert not any(isinstance(each, SmeltError) for each in runs), runs
+    got, one, *others = (
+        run(*(each[1:] if each.ndim and run is runs[1] else each for each in given))[0].numpy()  # type: ignore[operator]
+        for run in runs
+    )
     np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
-    np.testing.assert_array_equal(got.view(np.uint32), same.view(np.uint32))
     np.testing.assert_array_equal(got[1:].view(np.uint32), one.view(np.uint32))
+    for other in others:
+        np.testing.assert_array_equal(got.view(np.uint32), other.view(np.uint32))
 
 
 # Few queries over pages on tensor cores.

@@ -7,6 +7,7 @@ Many queries of bf16 go to `attention_flash.py`, others to the blocks of `attent
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -26,18 +27,19 @@ from smelt.kernel.loops.grammar import (
     Number,
     Quotient,
     Set,
+    Var,
     add,
     scale,
     split,
 )
 from smelt.kernel.loops.nest import Nest, flat, tensor
 from smelt.kernel.loops.tensor_tile import (
+    ALONE,
+    DECODE_CHUNKS,
     DECODE_DEEPEST,
-    DECODE_HELD,
     DECODE_KEYS,
     DECODE_ROWS,
-    decode_fixed,
-    decode_slot,
+    fits_decode,
 )
 from smelt.shape import Shape
 from smelt.target import WARPGROUPS, Target
@@ -47,8 +49,7 @@ THREADS = 256
 MANY = 64  # queries that are worth a block of 128 on tensor cores
 MOST_KEPT, MOST_OF_HEAD = 1 << 24, 1 << 16  # elements of the results of all chunks; of a head, if there is any number
 AT_ONCE, MOST_CHUNKS = 256, 8  # blocks that a GPU runs at once; chunks that a block may take one after another
-CLUSTERS = (1, 2, 4, 8)  # blocks that may combine their chunks
-FEW_CHUNKS = 4  # of a block, where blocks are few
+CLUSTERS = (8, 4, 2)  # blocks that may combine their chunks
 
 
 @simt_sink("smelt.attention")
@@ -81,7 +82,7 @@ def _build_few(nest: Nest, attn: Attention, schedule: AttentionSchedule, here: S
     several = chunks_of_block(attn, chunks)
     blocks = ceildiv(queries, FEW) if isinstance(queries, int) else 1
     tensor_cores = fits_tensor_cores(nest, attn)
-    share = choose_share(nest.target, product(attn.heads) * blocks, chunks) if tensor_cores else 0
+    share = choose_share(nest.target, attn, product(attn.heads) * blocks, chunks) if tensor_cores else 0
     if share:
         _decode(nest, attn, None, kept, blocks, -(-int(chunks) // share), share, here, output)
         return
@@ -199,24 +200,21 @@ def _decode(
                 Number(-inf, f32),
                 mod(axes.size(axes.key), 16) == 0,
                 share=share,
-                held=several if share else 0,
+                held=int(chunks) if share > 1 else 0,
             )
         )
 
 
-def choose_share(target: Target, heads: Size, chunks: Size) -> int:
-    """The blocks that take the chunks of a head in turns, and combine them: as many as a GPU runs at once. 0: chunks are
-    too many, or heads are so few that more blocks are worth a second launch."""
-    if not isinstance(chunks, int) or chunks == 0:
+def choose_share(target: Target, attn: Attention, heads: Size, chunks: Size) -> int:
+    """The blocks that take the chunks of a head in turns, and combine them: as many as have a multiprocessor each. 0:
+    chunks are too many, or blocks too few."""
+    if not isinstance(chunks, int) or not isinstance(heads, int) or not 0 < chunks <= DECODE_CHUNKS:
         return 0
-    sizes = [each for each in (CLUSTERS if WARPGROUPS in target.features else CLUSTERS[:1]) if each < 2 * chunks]
-    sizes = [each for each in sizes if each * DECODE_HELD >= chunks]
-    if not sizes:
-        return 0
-    if not isinstance(heads, int):  # any number
-        return sizes[-1] if len(CLUSTERS) > 1 and sizes[-1] == min(CLUSTERS[-1], chunks) else 0
-    share = max((each for each in sizes if heads * each <= AT_ONCE), default=sizes[0])
-    return 0 if 2 * heads * share <= AT_ONCE and chunks > FEW_CHUNKS * share else share
+    most = max(1, min(attn.queries, FEW)) if isinstance(attn.queries, int) else FEW
+    fits = fits_decode(target.cache_bytes[0], attn.depth, attn.values, most, chunks)
+    several = CLUSTERS if WARPGROUPS in target.features and fits else ()
+    share = next((each for each in several if each < 2 * chunks and heads * each <= ALONE), 1)
+    return share if share > 1 or 2 * heads > ALONE or chunks == 1 else 0
 
 
 def _what_masks_hide(attn: Attention) -> int:
@@ -248,30 +246,39 @@ def _join(nest: Nest, attn: Attention, parts: int, kept: tuple[Size, ...], here:
         def item(chunk: Expr, place: Expr) -> Expr:
             return nest.read(nest.buffer(parts), flat((*outer, chunk, query, place), kept), f32)
 
-        best, total, result = (nest.declare(f32, Number(start, f32)) for start in (-inf, 0.0, 0.0))
-        with nest.loop(chunks, "ordered", fence=True) as chunk:
-            nest.emit(Set(best, nest.apply("maximum", nest.keep(best), item(chunk, Number(0)))))
-        most = nest.keep(best)
-        none = nest.apply("EQ", most, Number(-inf, f32), dtype=i1)
-        safe = nest.apply("select", none, Number(0.0, f32), most, dtype=f32)
+        sums = tuple(nest.declare(f32, Number(start, f32)) for start in (-inf, 0.0, 0.0))
         with nest.loop(chunks, "ordered", fence=True) as chunk:
             level = item(chunk, Number(0))
             hidden = nest.apply("EQ", level, Number(-inf, f32), dtype=i1)  # then there are no other items
-            factor = nest.apply("weight", nest.apply("subtract", level, safe))
             places = (
                 nest.apply("select", hidden, Number(0), each, dtype=i64) for each in (Number(1), nest.let(add(e, 2)))
             )
-            for sum_of, each in zip((total, result), (item(chunk, place) for place in places), strict=True):
-                value = nest.apply("select", hidden, Number(0.0, f32), each, dtype=f32)
-                nest.emit(Set(sum_of, nest.apply("fma", factor, value, nest.keep(sum_of), dtype=f32)))
+            add_chunk(nest, sums, level, [item(chunk, place) for place in places], hidden)
+        _, total, result = sums
         element = attn.quotient(nest, nest.keep(result), nest.keep(total))
         attn.store(nest, output, {**at, axes.value: e}, element)
+
+
+def add_chunk(nest: Nest, sums: Sequence[Var], level: Expr, more: Sequence[Expr], hidden: Expr) -> None:
+    """Add a chunk to those before it (online softmax): the highest score, the sum of the weights and the weighted sum
+    of values. The order is that of `smelt_decode`."""
+    best, *others = sums
+    last = nest.keep(best)
+    highest = nest.apply("maximum", last, level)
+    none = nest.apply("EQ", highest, Number(-inf, f32), dtype=i1)
+    safe = nest.apply("select", none, Number(0.0, f32), highest, dtype=f32)
+    old, fresh = (nest.apply("weight", nest.apply("subtract", each, safe)) for each in (last, level))
+    for sum_of, value in zip(others, more, strict=True):
+        before = nest.keep(sum_of)
+        added = nest.apply("fma", fresh, value, nest.apply("multiply", old, before), dtype=f32)
+        nest.emit(Set(sum_of, nest.apply("select", hidden, before, added, dtype=f32)))
+    nest.emit(Set(best, nest.apply("select", hidden, last, highest, dtype=f32)))
 
 
 def fits_tensor_cores(nest: Nest, attn: Attention) -> bool:
     """Whether keys and values are bf16 in memory, with 16 aligned bytes of a key or a value at a time."""
     axes = attn.axes
-    if not has_room(nest.target, attn.depth, attn.values):
+    if not fits_decode(nest.target.cache_bytes[0], attn.depth, attn.values, FEW, 0):
         return False
     for operand, inner, least in ((1, axes.depth, 32), (2, axes.value, 64)):
         value = attn.op.operands[operand]
@@ -282,11 +289,6 @@ def fits_tensor_cores(nest: Nest, attn: Attention) -> bool:
         if strides.pop(inner) != 1 or any(mod(stride, 8) != 0 for stride in (start, *strides.values())):
             return False
     return True
-
-
-def has_room(target: Target, depth: int, values: int) -> bool:
-    """Whether shared memory holds the keys and values of a chunk."""
-    return 2 * decode_slot(depth, values) + decode_fixed(depth, values, FEW, DECODE_HELD) <= target.cache_bytes[0]
 
 
 def letter_stride(nest: Nest, attn: Attention, operand: int, letter: str) -> Size:

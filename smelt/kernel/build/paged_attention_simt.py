@@ -17,7 +17,7 @@ from smelt.dtype import f32, i1, i64
 from smelt.ir.core import Op
 from smelt.kernel.build.attention_flash import inside
 from smelt.kernel.build.attention_shape import fold_here
-from smelt.kernel.build.attention_simt import has_room
+from smelt.kernel.build.attention_simt import add_chunk
 from smelt.kernel.build.gather_scatter import to_index
 from smelt.kernel.build.gemm import axis_stride, element_place
 from smelt.kernel.build.paged_attention import Paged, build_blocks
@@ -25,13 +25,21 @@ from smelt.kernel.build.paged_flash import build_paged_flash, find_tile, has_ali
 from smelt.kernel.build.sinks import Output, simt_sink
 from smelt.kernel.loops.grammar import Amount, Decode, Expr, Number, Quotient, Set, add, scale, split
 from smelt.kernel.loops.nest import Nest, flat, tensor
-from smelt.kernel.loops.tensor_tile import DECODE_DEEPEST, DECODE_KEYS, DECODE_ROWS
+from smelt.kernel.loops.tensor_tile import (
+    ALONE,
+    DECODE_CHUNKS,
+    DECODE_DEEPEST,
+    DECODE_KEYS,
+    DECODE_ROWS,
+    fits_decode,
+)
 from smelt.shape import Shape
 from smelt.target import WARPGROUPS
 
 CHUNK = DECODE_KEYS  # keys of a block: few, so that there are many blocks
 LEAST_BLOCKS, MOST_CHUNKS = 4, 8  # that share the chunks of a query's head on tensor cores; that each has
-SHARE, HELD = 8, 4  # the same, where they combine their chunks
+SHARE = 8  # the same, where they combine their chunks
+LEAST_HEADS = 48  # of all queries that are worth a block each
 JOINED = 4  # chunks that a thread reads at a time
 THREADS = 256
 AT_ONCE = 8  # heads whose scores a thread computes together
@@ -54,18 +62,15 @@ def paged_attention(nest: Nest, op: Op, output: Output) -> None:
 def _build_chunks(nest: Nest, paged: Paged, here: Size, output: Output) -> None:
     op, shared = paged.op, paged.shared
     chunks = ceildiv(tensor(op.operands[3]).sizes[1] * paged.page, CHUNK)
-    tensor_cores, short = fits_tensor_cores(nest, paged), 0
-    if tensor_cores and WARPGROUPS in nest.target.features:
-        short = 1 - minimum(floordiv(chunks, SHARE * HELD + 1), 1)
-        if short != 0:
-            _decode(nest, paged, None, (), here * short, output)
-    if short == 1:
+    tensor_cores = fits_tensor_cores(nest, paged)
+    if tensor_cores:
+        here = _combine_chunks(nest, paged, chunks, here, output)
+    if here == 0:
         return
-    here = here * (1 - short)
-    kept = (minimum(paged.count, FEW) * (1 - short), paged.groups, chunks, shared, paged.values + 2)
+    kept = (minimum(paged.count, FEW) * minimum(here, 1), paged.groups, chunks, shared, paged.values + 2)
     parts = nest.scratch(Shape("f32", *kept))
     if tensor_cores:
-        _decode(nest, paged, parts, kept, here, output)
+        _decode(nest, paged, parts, kept, 0, here, output)
         _join(nest, paged, parts, kept, here, output)
         return
     with nest.loops((paged.count * here, paged.groups, chunks)) as (token, group, chunk):
@@ -78,23 +83,44 @@ def _build_chunks(nest: Nest, paged: Paged, here: Size, output: Output) -> None:
     _join(nest, paged, parts, kept, here, output)
 
 
+def _combine_chunks(nest: Nest, paged: Paged, chunks: Size, here: Size, output: Output) -> Size:
+    """Chunks on tensor cores, combined in the same launch: by clusters if each block has a multiprocessor, else a block
+    has all chunks of a head. What is left: more chunks than that, or so few heads that more blocks are better."""
+    most = min(paged.shared, DECODE_ROWS)
+    short = 1 - minimum(floordiv(chunks, DECODE_CHUNKS + 1), 1)
+    heads = paged.groups * -(-paged.shared // DECODE_ROWS)
+    clusters = WARPGROUPS in nest.target.features and fits_decode(
+        nest.target.cache_bytes[0], paged.depth, paged.values, most, DECODE_CHUNKS
+    )
+    few: Size = 0
+    if clusters and heads * SHARE <= ALONE:
+        few = short * (1 - minimum(floordiv(paged.count, ALONE // (heads * SHARE) + 1), 1))
+        if few != 0:
+            _decode(nest, paged, None, (), SHARE, here * few, output)
+    some = short * minimum(floordiv(paged.count * heads, LEAST_HEADS), 1) * (1 - few)
+    if some != 0:
+        _decode(nest, paged, None, (), 1, here * some, output)
+    return here * (1 - few) * (1 - some)
+
+
 def fits_tensor_cores(nest: Nest, paged: Paged) -> bool:
     """Whether pages are bf16, with 16 aligned bytes at a time, and `Decode` computes this attention."""
     if paged.depth % 32 or paged.values % 64 or paged.page % 16 or CHUNK != DECODE_KEYS:
         return False
-    if max(paged.depth, paged.values) > DECODE_DEEPEST or not has_room(nest.target, paged.depth, paged.values):
+    if max(paged.depth, paged.values) > DECODE_DEEPEST:
         return False
-    return has_aligned_pages(nest, paged)
+    room = nest.target.cache_bytes[0]
+    return fits_decode(room, paged.depth, paged.values, DECODE_ROWS, 0) and has_aligned_pages(nest, paged)
 
 
 def _decode(
-    nest: Nest, paged: Paged, parts: int | None, kept: tuple[Size, ...], here: Size, output: Output
+    nest: Nest, paged: Paged, parts: int | None, kept: tuple[Size, ...], share: int, here: Size, output: Output
 ) -> None:
     """All chunks on tensor cores. A block has some that are far apart: the last ones are often empty. Without `parts`,
-    adjacent blocks combine theirs."""
+    `share` adjacent blocks combine theirs."""
     op, blocks = paged.op, -(-paged.shared // DECODE_ROWS)
-    share, several = (SHARE, HELD) if parts is None else (0, MOST_CHUNKS)
     groups = share or minimum(kept[2], maximum(LEAST_BLOCKS, ceildiv(kept[2], MOST_CHUNKS)))
+    several = DECODE_CHUNKS // share if share else MOST_CHUNKS
     sizes = paged.count * here, paged.groups, blocks
     with nest.loops((*sizes, groups) if share else (groups, *sizes)) as index:
         token, group, block, number = index if share else (*index[1:], index[0])
@@ -169,7 +195,7 @@ def _decode(
                 whole=True,
                 adjacent=True,
                 share=share,
-                held=several if share else 0,
+                held=DECODE_CHUNKS if share > 1 else 0,
             )
         )
 
@@ -318,23 +344,16 @@ def _join(nest: Nest, paged: Paged, parts: int, kept: tuple[Size, ...], here: Si
             return nest.read(nest.buffer(parts), flat(index, kept), f32)
 
         sink = _sink(nest, paged, head)
-        best = nest.declare(f32, sink)
-        with nest.loop(turns, "ordered", fence=True) as turn:
-            numbers = [nest.let(add(first, scale(turn, JOINED), i)) for i in range(JOINED)]
-            for level in [item(number, Number(0)) for number in numbers]:
-                nest.emit(Set(best, nest.apply("maximum", nest.keep(best), level)))
-        safe = _safe(nest, nest.keep(best))
-        start = nest.apply("weight", nest.apply("subtract", sink, safe)) if len(op.operands) == 7 else Number(0.0, f32)
-        total, result = nest.declare(f32, start), nest.declare(f32, Number(0.0, f32))
+        none = nest.apply("EQ", sink, Number(-inf, f32), dtype=i1)
+        start = nest.apply("select", none, Number(0.0, f32), Number(1.0, f32), dtype=f32)
+        sums = tuple(nest.declare(f32, each) for each in (sink, start, Number(0.0, f32)))
         with nest.loop(turns, "ordered", fence=True) as turn:
             numbers = [nest.let(add(first, scale(turn, JOINED), i)) for i in range(JOINED)]
             read = [[item(number, place) for place in (Number(0), Number(1), add(e, 2))] for number in numbers]
-            for number, (level, *values) in zip(numbers, read, strict=True):
-                factor = nest.apply("weight", nest.apply("subtract", level, safe))
-                there = nest.apply("LE", number, last, dtype=i1)
-                for sum_of, value in zip((total, result), values, strict=True):
-                    more = nest.apply("fma", factor, value, nest.keep(sum_of), dtype=f32)
-                    nest.emit(Set(sum_of, nest.apply("select", there, more, nest.keep(sum_of), dtype=f32)))
+            for number, (level, *more) in zip(numbers, read, strict=True):
+                hidden = nest.apply("GT", number, last, dtype=i1)
+                add_chunk(nest, sums, level, more, hidden)
+        _, total, result = sums
         _finish(nest, paged, output, (token, head, e), nest.keep(result), nest.keep(total))
 
 

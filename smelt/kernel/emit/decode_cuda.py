@@ -2,12 +2,11 @@
 
 A block has up to 8 queries, and chunks of 128 keys. `cp.async` fills a ring in shared memory, with the keys of a chunk
 and its values in turns, at least one chunk ahead. Each of eight warps multiplies the queries by 16 keys, and the weights
-of all keys of the chunk by 16 columns of the values. Chunks that masks hide are not read, but for the first one, which
-is on its way before masks are known.
+of all keys of the chunk by 16 columns of the values. Chunks that masks hide are not read.
 
-The blocks of a cluster have the chunks of the same queries; they read each other's results from shared memory and
-combine them, in the order of the chunks. A query is three bf16, and so is a weight. Functions in front of `DECODE` have
-counterparts in the tests' emulator.
+Chunks are added up in order, by the online softmax. Where several blocks of a cluster have the chunks of the same
+queries, they write the results into the shared memory of the first one, which combines them. A query is three bf16, and
+so is a weight. Functions in front of `DECODE` have counterparts in the tests' emulator.
 """
 
 from __future__ import annotations
@@ -18,18 +17,16 @@ INSTRUCTIONS = """\
 #ifdef __CUDACC__
 inline f32 smelt_most(f32 x, f32 y) { f32 z; asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y)); return z; }
 #if __CUDA_ARCH__ >= 900
-inline void smelt_cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-inline f32 smelt_cluster_read(const f32 *from, int block) {  // what is there in the shared memory of another block
-  f32 to;
-  asm volatile("{ .reg .u32 at; mapa.shared::cluster.u32 at, %1, %2; ld.shared::cluster.f32 %0, [at]; }"
-      : "=f"(to) : "r"(smelt_shared_address(from)), "r"(block) : "memory");
-  return to;
+inline void smelt_cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+inline void smelt_cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+inline void smelt_cluster_write(f32 *to, int block, f32 x) {  // to the shared memory of a block of the cluster
+  asm volatile("{ .reg .u32 at; mapa.shared::cluster.u32 at, %0, %1; st.shared::cluster.f32 [at], %2; }"
+      :: "r"(smelt_shared_address(to)), "r"(block), "f"(x) : "memory");
 }
 #else
-inline void smelt_cluster_sync() {}
-inline f32 smelt_cluster_read(const f32 *from, int) { return *from; }
+inline void smelt_cluster_arrive() {}
+inline void smelt_cluster_wait() {}
+inline void smelt_cluster_write(f32 *to, int, f32 x) { *to = x; }
 #endif
 #endif
 """
@@ -46,16 +43,26 @@ inline void smelt_split_weight(f32 x, ui32 *to) {  // as `smelt_split`, of x >= 
   to[1] = __float_as_uint(fmaxf(middle, tiny));
   to[2] = __float_as_uint(fmaxf(rest - middle, tiny));
 }
+// The maximum with a chunk that some key of is seen, and what multiplies the chunks before it and the chunk itself.
+inline f32 smelt_next_level(f32 level, f32 most, f32 &old, f32 &fresh) {
+  const f32 next = smelt_most(level, most), safe = next == -__builtin_inff() ? 0 : next;
+  old = smelt_weight_f32(level - safe);
+  fresh = smelt_weight_f32(most - safe);
+  return next;
+}
 // Where a row has CELLS of 16 bytes: the place of one. Eight rows of a cell are in different banks.
 template <int CELLS> inline int smelt_row_cell(int row, int cell) {
   return 16 * (CELLS * row + (cell ^ (CELLS == 2 ? row / 4 % 2 : CELLS % 8 ? row / 2 % 4 : row % 8)));
 }
+inline f32 smelt_lane(f32 x, int lane) {
+  return __uint_as_float(__shfl_sync(0xffffffffu, __float_as_uint(x), lane));
+}
 struct __align__(8) smelt_half_words { ui32 x[2]; };
-// SLOTS of the ring hold keys or values of a chunk. SHARE: blocks of a cluster, which take chunks in turns and combine
-// the results; 0: results go to `put`, and a later launch combines them. CHECK: 0 masks hide no chunk, 1 they are the
-// same for all queries, 2 any. WHOLE: there is memory for 16 keys wherever there is one. ADJACENT: 16 keys are adjacent,
-// not the elements of a key. `key_at`, `value_at`: the first of 16 keys, and its value; others follow, `key_step` and
-// `value_step` apart; where keys are adjacent, elements are.
+// SLOTS of the ring hold keys or values of a chunk. SHARE: blocks of a cluster, which take chunks in turns; the first one
+// combines the results. 0: results go to `put`, and a later launch combines them. CHECK: 0 masks hide no chunk, 1 they
+// are the same for all queries, 2 any. WHOLE: there is memory for 16 keys wherever there is one. ADJACENT: 16 keys are
+// adjacent, not the elements of a key. `key_at`, `value_at`: the first of 16 keys, and its value; others follow,
+// `key_step` and `value_step` apart; where keys are adjacent, elements are.
 template <int DEPTH, int VALUES, int ROWS, int SLOTS, int SHARE, int CHECK, bool WHOLE, bool ADJACENT, class Query,
           class Key, class Value, class Mask, class Put, class Sink>
 inline void smelt_decode(int thread, char *ring, int rows, int keys, int first, int stride, int count, i64 key_step,
@@ -64,7 +71,8 @@ inline void smelt_decode(int thread, char *ring, int rows, int keys, int first, 
   enum {
     WARPS = DECODE_WARPS, CHUNK = 16 * WARPS, STEPS = DEPTH / 16, WIDE = VALUES + 2, PACKED = ROWS <= 4,
     PLANES = PACKED ? 1 : 2, SLOT = CHUNK * 2 * (DEPTH > VALUES ? DEPTH : VALUES), BLOCKS = VALUES / 16,
-    KEY_CELLS = ADJACENT ? 2 : DEPTH / 8, VALUE_CELLS = VALUES / 8
+    KEY_CELLS = ADJACENT ? 2 : DEPTH / 8, VALUE_CELLS = VALUES / 8, PAIRS = (PACKED ? 4 : 8) * (DEPTH / 2),
+    OWN_PAIRS = (PAIRS + 32 * WARPS - 1) / (32 * WARPS), OWN_BLOCKS = (BLOCKS + WARPS - 1) / WARPS
   };
   const int warp = thread / 32, lane = thread % 32, group = lane / 4, member = lane % 4;
   const int line = lane % 8, matrix = lane / 8;
@@ -77,38 +85,18 @@ inline void smelt_decode(int thread, char *ring, int rows, int keys, int first, 
   smelt_half_words *const lows = (smelt_half_words *)(weights + 32 * WARPS);
   f32 *const best = (f32 *)(lows + (PACKED ? 0 : 32 * WARPS)), *const total = best + WARPS * ROWS;  // [query][warp]
   ui32 *const found = (ui32 *)(total + WARPS * ROWS);  // [warp]
-  f32 *const held = (f32 *)(found + WARPS);  // [chunk][query][maximum, sum of weights, values]
+  f32 *const held = (f32 *)(found + WARPS);  // [chunk][query][maximum, sum of weights, values], of all blocks
+  const int chunks = (keys + CHUNK - 1) / CHUNK;
   const auto start_of = [&](int i) { return (first + i * stride) * CHUNK + 16 * warp; };
-  const auto load_keys = [&](int i, char *slot) {
-    const int start = start_of(i);
-    const ui16 *const from = key_at(start);
-    char *const to = slot + 32 * DEPTH * warp;
-#pragma unroll
-    for (int j = 0; j < DEPTH / 16; j++) {
-      const int at = lane + 32 * j, row = at / KEY_CELLS, cell = at % KEY_CELLS;
-      const bool there = WHOLE || ADJACENT || start + row < keys;
-      smelt_copy_async(to + smelt_row_cell<KEY_CELLS>(row, cell), from + (there ? row : 0) * key_step + 8 * cell,
-          there ? 16 : 0);
-    }
-  };
-  const auto load_values = [&](int i, char *slot, bool any) {  // zeros where no key is seen
-    const int start = start_of(i);
-    const ui16 *const from = value_at(any ? start : 0);
-    char *const to = slot + 32 * VALUES * warp;
-#pragma unroll
-    for (int j = 0; j < VALUES / 16; j++) {
-      const int at = lane + 32 * j, row = at / VALUE_CELLS, cell = at % VALUE_CELLS;
-      const bool there = any && start + row < keys;
-      smelt_copy_async(to + smelt_row_cell<VALUE_CELLS>(row, cell), from + (there ? row : 0) * value_step + 8 * cell,
-          there ? 16 : 0);
-    }
-  };
   __syncthreads();
-  const bool ahead = start_of(0) < keys;
-  if (ahead) load_keys(0, ring);
-  smelt_copy_commit();
-  if (ahead) load_values(0, ring + SLOT, true);
-  smelt_copy_commit();
+  f32 raw[OWN_PAIRS][2];  // two elements of a query
+#pragma unroll
+  for (int j = 0; j < OWN_PAIRS; j++) {
+    const int at = thread + 32 * WARPS * j, row = at / (DEPTH / 2), pair = at % (DEPTH / 2);
+    const bool there = (PAIRS % (32 * WARPS) == 0 || at < PAIRS) && row < rows;
+    raw[j][0] = there ? query(row, 2 * pair) : 0;
+    raw[j][1] = there ? query(row, 2 * pair + 1) : 0;
+  }
   ui32 seen = 0;  // the chunks in which this warp has a key that some query sees
 #pragma unroll 4
   for (int i = 0; i < count; i += 2) {
@@ -123,58 +111,78 @@ inline void smelt_decode(int thread, char *ring, int rows, int keys, int first, 
     const ui32 lanes = __ballot_sync(0xffffffffu, visible);
     seen |= ((lanes & 0xffffu ? 1u : 0u) | (lanes >> 16 ? 2u : 0u)) << i;
   }
-  for (int at = thread; at < (PACKED ? 4 : 8) * (DEPTH / 2); at += 32 * WARPS) {  // two elements of a query
-    const int row = at / (DEPTH / 2), pair = at % (DEPTH / 2), half = pair / 4 % 2, lane_of = 4 * row + pair % 4;
-    ui32 even[3] = {}, odd[3] = {};
-    if (row < rows) {
-      smelt_split(query(row, 2 * pair), even);
-      smelt_split(query(row, 2 * pair + 1), odd);
-    }
-    ui32 *const to = parts[pair / 8 * PLANES * 32 + lane_of].x + half * 2;
-    to[0] = smelt_join(even[0], odd[0]);
-    to[1] = smelt_join(even[1], odd[1]);
-    to[(PACKED ? 16 : 32) * 4] = smelt_join(even[2], odd[2]);
-    to[(PACKED ? 16 : 32) * 4 + 1] = 0;
-  }
   if (lane == 0) found[warp] = seen;
+  if (SHARE > 1) {
+    if (first == 0 && thread < rows)
+      for (int c = 0; c < chunks; c++) held[(c * ROWS + thread) * WIDE] = -infinity;
+    smelt_cluster_arrive();
+  }
   __syncthreads();
   ui32 any = 0;
 #pragma unroll
   for (int w = 0; w < WARPS; w++) any |= found[w];
-  const auto keep = [&](int i, int row, int column, f32 x) {
-    if (SHARE) held[(i * ROWS + row) * WIDE + 2 + column] = x;
-    else put(first + i * stride, row, column, x, 0.0f);
-  };
-  if (thread < rows)
-    for (int i = 0; i < count; i++)
-      if (!(any >> i & 1) && (first + i * stride) * CHUNK < keys) keep(i, thread, -2, -infinity);
-  // Keys and values of the chunks that some query sees go through the ring, those of chunk i as number 2 i and 2 i + 1.
+  // Keys and values of the chunks that some query sees go through the ring, as numbers 2 i and 2 i + 1 of chunk i.
   ui32 coming = any;
   int loaded = 0, to_slot = 0;
   const auto load_next = [&]() {
     char *const slot = ring + to_slot * SLOT;
     if (coming) {
-      const int i = __ffs(coming) - 1;
-      if (loaded % 2) load_values(i, slot, seen >> i & 1);
-      else if (seen >> i & 1) load_keys(i, slot);
-      if (loaded % 2) coming &= coming - 1;
+      const int i = __ffs(coming) - 1, start = start_of(i);
+      const bool here = seen >> i & 1;
+      if (loaded % 2) {
+        const int valid = here ? keys - start : 0;  // zeros where no key is seen
+        const ui16 *const from = value_at(here ? start : 0);
+#pragma unroll
+        for (int j = 0; j < VALUES / 16; j++) {
+          const int at = lane + 32 * j, row = at / VALUE_CELLS, cell = at % VALUE_CELLS;
+          smelt_copy_async(slot + 32 * VALUES * warp + smelt_row_cell<VALUE_CELLS>(row, cell),
+              from + row * value_step + 8 * cell, row < valid ? 16 : 0);
+        }
+        coming &= coming - 1;
+      } else if (here) {
+        const ui16 *const from = key_at(start);
+#pragma unroll
+        for (int j = 0; j < DEPTH / 16; j++) {
+          const int at = lane + 32 * j, row = at / KEY_CELLS, cell = at % KEY_CELLS;
+          smelt_copy_async(slot + 32 * DEPTH * warp + smelt_row_cell<KEY_CELLS>(row, cell),
+              from + row * key_step + 8 * cell, WHOLE || ADJACENT || start + row < keys ? 16 : 0);
+        }
+      }
     }
     smelt_copy_commit();
     loaded++;
     to_slot = to_slot == SLOTS - 1 ? 0 : to_slot + 1;
   };
-  if (any & 1) coming &= coming - 1, loaded = 2, to_slot = 2 % SLOTS;
-  if (!(seen & 1)) {  // what has been read ahead is not seen
-    smelt_copy_wait<0>();
-    if (any & 1) load_values(0, ring + SLOT, false);
-    smelt_copy_commit();
-  }
 #pragma unroll 1
   while (loaded < SLOTS) load_next();
+#pragma unroll
+  for (int j = 0; j < OWN_PAIRS; j++) {
+    const int at = thread + 32 * WARPS * j, row = at / (DEPTH / 2), pair = at % (DEPTH / 2);
+    if (PAIRS % (32 * WARPS) && at >= PAIRS) break;
+    ui32 even[3], odd[3];
+    smelt_split(raw[j][0], even);
+    smelt_split(raw[j][1], odd);
+    ui32 *const to = parts[pair / 8 * PLANES * 32 + 4 * row + pair % 4].x + pair / 4 % 2 * 2;
+    to[0] = smelt_join(even[0], odd[0]);
+    to[1] = smelt_join(even[1], odd[1]);
+    to[(PACKED ? 16 : 32) * 4] = smelt_join(even[2], odd[2]);
+    to[(PACKED ? 16 : 32) * 4 + 1] = 0;
+  }
+  const auto keep = [&](int chunk, int row, int column, f32 x) {
+    if (SHARE > 1) smelt_cluster_write(held + (chunk * ROWS + row) * WIDE + 2 + column, 0, x);
+    else put(chunk, row, column, x, 0.0f);
+  };
+  if (!SHARE && thread < rows)
+    for (int i = 0; i < count; i++)
+      if (!(any >> i & 1) && (first + i * stride) * CHUNK < keys) keep(first + i * stride, thread, -2, -infinity);
+  // What the chunks so far add up to, with one block.
+  f32 level = sink(row_here < rows ? row_here : 0), whole = level == -infinity ? 0 : 1, result[OWN_BLOCKS][4] = {};
+  __syncthreads();
+  if (SHARE > 1) smelt_cluster_wait();
   int slot = 0;
 #pragma unroll 1
   for (int turn = 0; any; any &= any - 1, turn++) {
-    const int i = __ffs(any) - 1, start = start_of(i);
+    const int i = __ffs(any) - 1, start = start_of(i), chunk = first + i * stride;
     const bool here = seen >> i & 1;
     const char *const near_keys = ring + slot * SLOT + 32 * DEPTH * warp;
     slot = slot == SLOTS - 1 ? 0 : slot + 1;
@@ -225,8 +233,9 @@ inline void smelt_decode(int thread, char *ring, int rows, int keys, int first, 
     __syncthreads();  // all have multiplied their keys, and the values of the chunk before
 #pragma unroll 1
     while (loaded <= 2 * turn + SLOTS) load_next();
+    const int inside = row_here < ROWS ? row_here : 0;
 #pragma unroll
-    for (int w = 0; w < WARPS; w++) most = smelt_most(most, best[WARPS * (row_here < ROWS ? row_here : 0) + w]);
+    for (int w = 0; w < WARPS; w++) most = smelt_most(most, best[WARPS * inside + w]);
     const f32 safe = most == -infinity ? 0 : most;
     smelt_words operand = {};
     smelt_half_words last = {};
@@ -255,16 +264,21 @@ inline void smelt_decode(int thread, char *ring, int rows, int keys, int first, 
     if (member == 0 && group < ROWS) total[WARPS * group + warp] = sum;
     smelt_copy_wait<SLOTS - 1>();
     __syncthreads();  // weights and values are there
-    if (warp == 0 && member == 0 && group < rows) {
-      f32 whole = 0;
+    f32 weighed = 0, old = 1, fresh = 0;
+    if (SHARE == 1 || warp == 0)
 #pragma unroll
-      for (int w = 0; w < WARPS; w++) whole += total[WARPS * group + w];
-      keep(i, group, -2, most);
-      keep(i, group, -1, whole);
+      for (int w = 0; w < WARPS; w++) weighed += total[WARPS * inside + w];
+    const bool hidden = most == -infinity;  // from this query
+    if (SHARE == 1) {
+      level = smelt_next_level(level, most, old, fresh);
+      if (!hidden) whole = fmaf(fresh, weighed, old * whole);
+    } else if (warp == 0 && member == 0 && group < rows) {
+      keep(chunk, group, -2, most);
+      keep(chunk, group, -1, weighed);
     }
 #pragma unroll
-    for (int first_block = 0; first_block < BLOCKS; first_block += WARPS) {
-      const int block = first_block + warp;
+    for (int b = 0; b < OWN_BLOCKS; b++) {
+      const int block = WARPS * b + warp;
       if (BLOCKS % WARPS && block >= BLOCKS) break;
       f32 o[3][4] = {};  // each of the three parts of a weight has a sum of its own
 #pragma unroll
@@ -279,39 +293,65 @@ inline void smelt_decode(int thread, char *ring, int rows, int keys, int first, 
       }
 #pragma unroll
       for (int e = 0; e < 4; e++) {
-        const f32 rest = PACKED ? smelt_lane_xor(o[0][e], 2) + o[1][e] : o[1][e] + o[2][e];
+        const f32 rest = PACKED ? smelt_lane_xor(o[0][e], 2) + o[1][e] : o[1][e] + o[2][e], x = o[0][e] + rest;
         const int row = 2 * member + e % 2;
-        if (row < rows && (!PACKED || member < 2)) keep(i, row, 16 * block + group + e / 2 * 8, o[0][e] + rest);
+        if (SHARE == 1) {
+          const int of = 4 * row % 32;
+          const f32 factor = smelt_lane(hidden ? -1 : fresh, of);
+          const f32 next = fmaf(factor, x, smelt_lane(old, of) * result[b][e]);
+          result[b][e] = factor == -1 ? result[b][e] : next;
+        } else if (row < rows && (!PACKED || member < 2)) {
+          keep(chunk, row, 16 * block + group + e / 2 * 8, x);
+        }
       }
     }
   }
-  if (!SHARE) return;
-  if (SHARE > 1) smelt_cluster_sync();
-  else __syncthreads();
-  const int chunks = (keys + CHUNK - 1) / CHUNK;
-  for (int at = 32 * WARPS * first + thread; at < rows * VALUES; at += 32 * WARPS * SHARE) {
-    const int row = at / VALUES, column = at % VALUES;
-    const auto item = [&](int chunk, int at) {
-      const f32 *const from = held + (chunk / (SHARE ? SHARE : 1) * ROWS + row) * WIDE + 2 + at;
-      return SHARE > 1 ? smelt_cluster_read(from, chunk % (SHARE ? SHARE : 1)) : *from;
-    };
-    const f32 start = sink(row);
-    f32 most = start, whole, result = 0;
-#pragma unroll 8
-    for (int c = 0; c < chunks; c++) most = smelt_most(most, item(c, -2));
-    const f32 safe = most == -infinity ? 0 : most;
-    whole = smelt_weight_f32(start - safe);
-#pragma unroll 4
-    for (int c = 0; c < chunks; c++) {
-      const f32 level = item(c, -2), factor = smelt_weight_f32(level - safe);
-      const bool hidden = level == -infinity;  // then there is nothing else
-      const f32 x = item(c, hidden ? -2 : -1), y = item(c, hidden ? -2 : column);
-      whole = fmaf(factor, hidden ? 0 : x, whole);
-      result = fmaf(factor, hidden ? 0 : y, result);
+  if (SHARE == 1) {
+#pragma unroll
+    for (int b = 0; b < OWN_BLOCKS; b++) {
+      const int block = WARPS * b + warp;
+      if (BLOCKS % WARPS && block >= BLOCKS) break;
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        const int row = 2 * member + e % 2;
+        const f32 all = smelt_lane(whole, 4 * row % 32);
+        if (row < rows && (!PACKED || member < 2)) put(0, row, 16 * block + group + e / 2 * 8, result[b][e], all);
+      }
     }
-    put(0, row, column, result, whole);
   }
-  if (SHARE > 1) smelt_cluster_sync();  // others have read what is here
+  if (SHARE <= 1) return;
+  smelt_cluster_arrive();
+  smelt_cluster_wait();
+  if (first) return;
+  for (int at = thread; at < rows * VALUES; at += 32 * WARPS) {  // a warp has elements of one query
+    const int row = at / VALUES, column = at % VALUES;
+    f32 level = sink(row), whole = level == -infinity ? 0 : 1, x = 0;
+    for (int from = 0; from < chunks; from += 32) {  // a chunk for each thread
+      const f32 *const item = held + ((from + lane) * ROWS + row) * WIDE;
+      const bool there = from + lane < chunks;
+      const f32 most = there ? item[0] : -infinity, weighed = most == -infinity ? 0 : item[1];
+      f32 last = most;
+#pragma unroll
+      for (int by = 1; by < 32; by *= 2) {
+        const f32 before = smelt_lane(last, lane < by ? lane : lane - by);
+        if (lane >= by) last = smelt_most(before, last);
+      }
+      const f32 before = smelt_lane(last, lane ? lane - 1 : 0);
+      f32 old, fresh;
+      smelt_next_level(lane ? smelt_most(level, before) : level, most, old, fresh);
+      level = smelt_most(level, smelt_lane(last, 31));
+      const int here = chunks - from < 32 ? chunks - from : 32;
+#pragma unroll 8
+      for (int c = 0; c < here; c++) {
+        const f32 factor = smelt_lane(fresh, c), decay = smelt_lane(old, c), all = smelt_lane(weighed, c);
+        const f32 y = held[((from + c) * ROWS + row) * WIDE + 2 + column];
+        if (smelt_lane(most, c) == -infinity) continue;
+        whole = fmaf(factor, all, decay * whole);
+        x = fmaf(factor, y, decay * x);
+      }
+    }
+    put(0, row, column, x, whole);
+  }
 }
 """.replace("DECODE_WARPS", str(DECODE_WARPS))
 

@@ -247,7 +247,8 @@ def attend_threads(attend: Attend) -> int:
 DECODE_ROWS, DECODE_WARPS = 8, 8  # queries and warps of a block
 DECODE_KEYS = 16 * DECODE_WARPS  # of a chunk
 DECODE_DEEPEST = 256  # elements of a key, and of a value
-DECODE_HELD = 8  # results of chunks that a block may hold
+DECODE_CHUNKS = 32  # of a block, or of those that combine them
+DECODE_SLOTS = 6  # of the ring, where a block has a multiprocessor
 RESERVED = 1 << 10  # bytes of shared memory that each block takes beside its own
 
 
@@ -257,20 +258,26 @@ def decode_slot(depth: int, values: int) -> int:
 
 
 def decode_fixed(depth: int, values: int, most: int, held: int) -> int:
-    """The bytes beside the ring: queries and weights as three bf16; maxima, totals and visible chunks of each warp;
-    results of chunks."""
+    """The bytes beside the ring: queries and weights as three bf16; maxima, totals and visible chunks of each warp; the
+    results of `held` chunks."""
     queries = depth // 16 * 512 * (1 if most <= 4 else 2)
     weights = DECODE_WARPS * 32 * (16 if most <= 4 else 24)
     return queries + weights + DECODE_WARPS * (8 * most + 4) + held * most * (values + 2) * 4
 
 
-def decode_bytes(decode: Decode, room: int) -> int:
-    """The shared memory of a block: a ring of three slots, or two; of a size for two blocks on a multiprocessor if that
-    is possible."""
+def fits_decode(room: int, depth: int, values: int, most: int, held: int) -> bool:
+    """Whether there is room for the keys and values of a chunk, and for what is beside them."""
+    return 2 * decode_slot(depth, values) + decode_fixed(depth, values, most, held) <= room
+
+
+def decode_bytes(decode: Decode, room: int, *, alone: bool) -> int:
+    """The shared memory of a block: a ring of two slots or more, of a size for two blocks on a multiprocessor if that is
+    possible; as many slots as there may be chunks for if it is `alone`."""
     fixed, slot = _decode_sizes(decode)
-    both = (room + RESERVED) // 2 - RESERVED
-    fits = (fixed + slots * slot for most in (both, room) for slots in (3, 2) if fixed + slots * slot <= most)
-    return next(fits)
+    both = room if alone else (room + RESERVED) // 2 - RESERVED
+    fits = ((most - fixed) // slot for most in (both, room) if fixed + 2 * slot <= most)
+    useful = 2 * int(decode.count.value.real) if isinstance(decode.count, Number) else DECODE_SLOTS
+    return fixed + min(next(fits), useful, DECODE_SLOTS if alone else DECODE_SLOTS // 2) * slot
 
 
 def _decode_sizes(decode: Decode) -> tuple[int, int]:
