@@ -206,7 +206,7 @@ def test_a_few_queries(name: str, emulated: EmulatedCuda, seed: int, monkeypatch
     assert "smelt_decode<" in source(program, "sm_90")
     alone, _, _ = few(name, 1, np.random.default_rng(seed))
     runs = [*compile_all([program, alone], emulated.target())]
-    for share in (0, 1, 2):
+    for share in (0, 1, 2, 3):
         monkeypatch.setattr(attention_simt, "choose_share", lambda *_, share=share: share)
         runs += compile_all([program], emulated.target())
     monkeypatch.setattr(attention_simt, "AT_ONCE", 1)

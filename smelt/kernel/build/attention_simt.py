@@ -265,9 +265,10 @@ def add_chunk(nest: Nest, sums: Sequence[Var], level: Expr, more: Sequence[Expr]
     best, *others = sums
     last = nest.keep(best)
     highest = nest.apply("maximum", last, level)
-    none = nest.apply("EQ", highest, Number(-inf, f32), dtype=i1)
-    safe = nest.apply("select", none, Number(0.0, f32), highest, dtype=f32)
-    old, fresh = (nest.apply("weight", nest.apply("subtract", each, safe)) for each in (last, level))
+    apart = nest.apply("minimum", nest.apply("subtract", last, level), nest.apply("subtract", level, last))
+    higher, less = nest.apply("GT", level, last, dtype=i1), nest.apply("weight", apart)
+    old = nest.apply("select", higher, less, Number(1.0, f32), dtype=f32)
+    fresh = nest.apply("select", higher, Number(1.0, f32), less, dtype=f32)
     for sum_of, value in zip(others, more, strict=True):
         before = nest.keep(sum_of)
         added = nest.apply("fma", fresh, value, nest.apply("multiply", old, before), dtype=f32)

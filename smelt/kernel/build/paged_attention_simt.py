@@ -39,7 +39,7 @@ from smelt.target import WARPGROUPS
 CHUNK = DECODE_KEYS  # keys of a block: few, so that there are many blocks
 LEAST_BLOCKS, MOST_CHUNKS = 4, 8  # that share the chunks of a query's head on tensor cores; that each has
 SHARE = 8  # the same, where they combine their chunks
-LEAST_HEADS = 48  # of all queries that are worth a block each
+LEAST_HEADS = 96  # of all queries that are worth a block each
 JOINED = 4  # chunks that a thread reads at a time
 THREADS = 256
 AT_ONCE = 8  # heads whose scores a thread computes together

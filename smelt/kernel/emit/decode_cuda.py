@@ -45,10 +45,10 @@ inline void smelt_split_weight(f32 x, ui32 *to) {  // as `smelt_split`, of x >= 
 }
 // The maximum with a chunk that some key of is seen, and what multiplies the chunks before it and the chunk itself.
 inline f32 smelt_next_level(f32 level, f32 most, f32 &old, f32 &fresh) {
-  const f32 next = smelt_most(level, most), safe = next == -__builtin_inff() ? 0 : next;
-  old = smelt_weight_f32(level - safe);
-  fresh = smelt_weight_f32(most - safe);
-  return next;
+  const f32 less = smelt_weight_f32(-fabsf(most - level));
+  old = most > level ? less : 1;
+  fresh = most > level ? 1 : less;
+  return smelt_most(level, most);
 }
 // Where a row has CELLS of 16 bytes: the place of one. Eight rows of a cell are in different banks.
 template <int CELLS> inline int smelt_row_cell(int row, int cell) {
@@ -192,7 +192,8 @@ inline void smelt_decode(int thread, char *ring, int rows, int keys, int first, 
     if (here) {
       smelt_copy_wait<SLOTS - 2>();
       __syncwarp();
-      f32 high[2][4] = {}, low[2][4] = {};  // each of the three parts of a query has a sum of its own
+      // Each of the three parts of a query has a sum of its own; short chains of dependent instructions, two for each.
+      f32 high[2][2][4] = {}, low[2][2][4] = {};
 #pragma unroll
       for (int s = 0; s < STEPS; s++) {
         smelt_words x[PLANES];
@@ -206,20 +207,21 @@ inline void smelt_decode(int thread, char *ring, int rows, int keys, int first, 
               own, near_keys + smelt_row_cell<KEY_CELLS>(matrix / 2 * 8 + line, 2 * s + matrix % 2));
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-          smelt_mma_sync(high[h], x[0].x, own + 2 * h);
-          if (!PACKED) smelt_mma_sync(low[h], x[PLANES - 1].x, own + 2 * h);
+          smelt_mma_sync(high[s % 2][h], x[0].x, own + 2 * h);
+          if (!PACKED) smelt_mma_sync(low[s % 2][h], x[PLANES - 1].x, own + 2 * h);
         }
       }
 #pragma unroll
       for (int j = 0; j < 4; j++) {
-        f32 x = high[j / 2][j % 2], y = high[j / 2][2 + j % 2], z = low[j / 2][j % 2];
+        const int h = j / 2, e = j % 2;
+        f32 x = high[0][h][e] + high[1][h][e], y = high[0][h][2 + e] + high[1][h][2 + e], z = low[0][h][e] + low[1][h][e];
         if (PACKED) {
           const f32 other = smelt_lane_xor(x, 16), middle = smelt_lane_xor(y, 16);
           z = group < 4 ? other : x;
           x = group < 4 ? x : other;
           y = group < 4 ? y : middle;
         }
-        const int key = start + 2 * member + j % 2 + j / 2 * 8;
+        const int key = start + 2 * member + e + h * 8;
         score[j] = mask(x + (y + z), row_here < rows ? row_here : rows - 1, key < keys ? key : keys - 1);
         if (key >= keys) score[j] = -infinity;
         most = smelt_most(most, score[j]);
@@ -280,20 +282,21 @@ inline void smelt_decode(int thread, char *ring, int rows, int keys, int first, 
     for (int b = 0; b < OWN_BLOCKS; b++) {
       const int block = WARPS * b + warp;
       if (BLOCKS % WARPS && block >= BLOCKS) break;
-      f32 o[3][4] = {};  // each of the three parts of a weight has a sum of its own
+      f32 o[2][3][4] = {};  // the same for the parts of a weight
 #pragma unroll
       for (int w = 0; w < WARPS; w++) {
         ui32 own[4];
         smelt_load_matrices<true>(own, near_values + 32 * VALUES * w +
             smelt_row_cell<VALUE_CELLS>(matrix / 2 * 8 + line, 2 * block + matrix % 2));
         const smelt_words x = weights[32 * w + lane];
-        smelt_mma_sync(o[0], own, x.x);
-        smelt_mma_sync(o[1], own, x.x + 2);
-        if (!PACKED) smelt_mma_sync(o[2], own, lows[32 * w + lane].x);
+        smelt_mma_sync(o[w % 2][0], own, x.x);
+        smelt_mma_sync(o[w % 2][1], own, x.x + 2);
+        if (!PACKED) smelt_mma_sync(o[w % 2][2], own, lows[32 * w + lane].x);
       }
 #pragma unroll
       for (int e = 0; e < 4; e++) {
-        const f32 rest = PACKED ? smelt_lane_xor(o[0][e], 2) + o[1][e] : o[1][e] + o[2][e], x = o[0][e] + rest;
+        const f32 high = o[0][0][e] + o[1][0][e], other = o[0][1][e] + o[1][1][e];
+        const f32 x = high + (PACKED ? smelt_lane_xor(high, 2) + other : other + (o[0][2][e] + o[1][2][e]));
         const int row = 2 * member + e % 2;
         if (SHARE == 1) {
           const int of = 4 * row % 32;
@@ -323,34 +326,37 @@ inline void smelt_decode(int thread, char *ring, int rows, int keys, int first, 
   smelt_cluster_arrive();
   smelt_cluster_wait();
   if (first) return;
-  for (int at = thread; at < rows * VALUES; at += 32 * WARPS) {  // a warp has elements of one query
-    const int row = at / VALUES, column = at % VALUES;
-    f32 level = sink(row), whole = level == -infinity ? 0 : 1, x = 0;
-    for (int from = 0; from < chunks; from += 32) {  // a chunk for each thread
-      const f32 *const item = held + ((from + lane) * ROWS + row) * WIDE;
-      const bool there = from + lane < chunks;
-      const f32 most = there ? item[0] : -infinity, weighed = most == -infinity ? 0 : item[1];
-      f32 last = most;
-#pragma unroll
-      for (int by = 1; by < 32; by *= 2) {
-        const f32 before = smelt_lane(last, lane < by ? lane : lane - by);
-        if (lane >= by) last = smelt_most(before, last);
-      }
-      const f32 before = smelt_lane(last, lane ? lane - 1 : 0);
-      f32 old, fresh;
-      smelt_next_level(lane ? smelt_most(level, before) : level, most, old, fresh);
-      level = smelt_most(level, smelt_lane(last, 31));
-      const int here = chunks - from < 32 ? chunks - from : 32;
+  for (int row = warp; row < rows; row += WARPS) {  // factors instead of maxima and sums; a chunk for each thread
+    f32 *const item = held + (lane * ROWS + row) * WIDE;
+    const f32 most = lane < chunks ? item[0] : -infinity, weighed = most == -infinity ? 0 : item[1];
+    f32 before = sink(row), old, fresh;
+    whole = before == -infinity ? 0 : 1;
 #pragma unroll 8
-      for (int c = 0; c < here; c++) {
-        const f32 factor = smelt_lane(fresh, c), decay = smelt_lane(old, c), all = smelt_lane(weighed, c);
-        const f32 y = held[((from + c) * ROWS + row) * WIDE + 2 + column];
-        if (smelt_lane(most, c) == -infinity) continue;
-        whole = fmaf(factor, all, decay * whole);
-        x = fmaf(factor, y, decay * x);
-      }
+    for (int c = 0; c < chunks; c++) {
+      const f32 other = smelt_lane(most, c);
+      if (c < lane) before = smelt_most(before, other);
     }
-    put(0, row, column, x, whole);
+    smelt_next_level(before, most, old, fresh);
+    if (most == -infinity) fresh = -1;
+    if (lane < chunks) item[0] = old, item[1] = fresh;
+#pragma unroll 8
+    for (int c = 0; c < chunks; c++) {
+      const f32 factor = smelt_lane(fresh, c), next = fmaf(factor, smelt_lane(weighed, c), smelt_lane(old, c) * whole);
+      whole = factor == -1 ? whole : next;
+    }
+    if (lane == 0) best[row] = whole;
+  }
+  __syncthreads();
+  for (int at = thread; at < rows * VALUES; at += 32 * WARPS) {
+    const int row = at / VALUES, column = at % VALUES;
+    f32 x = 0;
+#pragma unroll 8
+    for (int c = 0; c < chunks; c++) {
+      const f32 *const item = held + (c * ROWS + row) * WIDE;
+      const f32 next = fmaf(item[1], item[2 + column], item[0] * x);
+      x = item[1] == -1 ? x : next;
+    }
+    put(0, row, column, x, best[row]);
   }
 }
 """.replace("DECODE_WARPS", str(DECODE_WARPS))
