@@ -35,6 +35,7 @@ from smelt.kernel.loops.grammar import (
 from smelt.kernel.loops.nest import Nest, flat, tensor
 from smelt.kernel.loops.tensor_tile import (
     ALONE,
+    CLUSTERS,
     DECODE_CHUNKS,
     DECODE_DEEPEST,
     DECODE_KEYS,
@@ -49,7 +50,6 @@ THREADS = 256
 MANY = 64  # queries that are worth a block of 128 on tensor cores
 MOST_KEPT, MOST_OF_HEAD = 1 << 24, 1 << 16  # elements of the results of all chunks; of a head, if there is any number
 AT_ONCE, MOST_CHUNKS = 256, 8  # blocks that a GPU runs at once; chunks that a block may take one after another
-CLUSTERS = (8, 4, 2)  # blocks that may combine their chunks
 
 
 @simt_sink("smelt.attention")
@@ -212,8 +212,8 @@ def choose_share(target: Target, attn: Attention, heads: Size, chunks: Size) -> 
         return 0
     most = max(1, min(attn.queries, FEW)) if isinstance(attn.queries, int) else FEW
     fits = fits_decode(target.cache_bytes[0], attn.depth, attn.values, most, chunks)
-    several = CLUSTERS if WARPGROUPS in target.features and fits else ()
-    share = next((each for each in several if each < 2 * chunks and heads * each <= ALONE), 1)
+    several = CLUSTERS.items() if WARPGROUPS in target.features and fits else ()
+    share = next((each for each, most in several if each < 2 * chunks and heads <= most), 1)
     return share if share > 1 or 2 * heads > ALONE or chunks == 1 else 0
 
 

@@ -26,7 +26,7 @@ from smelt.kernel.build.sinks import Output, simt_sink
 from smelt.kernel.loops.grammar import Amount, Decode, Expr, Number, Quotient, Set, add, scale, split
 from smelt.kernel.loops.nest import Nest, flat, tensor
 from smelt.kernel.loops.tensor_tile import (
-    ALONE,
+    CLUSTERS,
     DECODE_CHUNKS,
     DECODE_DEEPEST,
     DECODE_KEYS,
@@ -93,8 +93,8 @@ def _combine_chunks(nest: Nest, paged: Paged, chunks: Size, here: Size, output: 
         nest.target.cache_bytes[0], paged.depth, paged.values, most, DECODE_CHUNKS
     )
     few: Size = 0
-    if clusters and heads * SHARE <= ALONE:
-        few = short * (1 - minimum(floordiv(paged.count, ALONE // (heads * SHARE) + 1), 1))
+    if clusters and heads <= CLUSTERS[SHARE]:
+        few = short * (1 - minimum(floordiv(paged.count, CLUSTERS[SHARE] // heads + 1), 1))
         if few != 0:
             _decode(nest, paged, None, (), SHARE, here * few, output)
     some = short * minimum(floordiv(paged.count * heads, LEAST_HEADS), 1) * (1 - few)

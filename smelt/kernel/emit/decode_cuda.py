@@ -51,8 +51,30 @@ inline f32 smelt_next_level(f32 level, f32 most, f32 &old, f32 &fresh) {
   return smelt_most(level, most);
 }
 // Where a row has CELLS of 16 bytes: the place of one. Eight rows of a cell are in different banks.
-template <int CELLS> inline int smelt_row_cell(int row, int cell) {
+template <int CELLS> inline ui32 smelt_row_cell(ui32 row, ui32 cell) {
   return 16 * (CELLS * row + (cell ^ (CELLS == 2 ? row / 4 % 2 : CELLS % 8 ? row / 2 % 4 : row % 8)));
+}
+// The place an even number of cells after one of the first two: places that differ by constants take few instructions.
+template <int CELLS> inline ui32 smelt_later_cell(ui32 place, ui32 cells) {
+  enum { RUN = CELLS % 8 ? 4 : 8 };
+  return (place ^ cells % RUN * 16) + cells / RUN * RUN * 16;
+}
+// A warp copies rows of CELLS, `step` apart, to a place that is a multiple of 128; those from `valid` on are zeros.
+template <int CELLS, int ROWS, class Valid> inline void smelt_copy_rows(
+    ui32 lane, char *ring, ui32 to, const ui16 *from, i64 step, const Valid &valid) {
+  enum { EVEN = 32 % CELLS == 0, BELOW = EVEN ? 32 / CELLS : 1 };
+  const ui32 place = to + smelt_row_cell<CELLS>(lane / CELLS, lane % CELLS);
+  const ui16 *const first = from + lane / CELLS * step + lane % CELLS * 8;
+#pragma unroll
+  for (ui32 j = 0; j < CELLS * ROWS / 32; j++) {
+    const ui32 at = lane + 32 * j;
+    if (EVEN)
+      smelt_copy_async(ring + (place ^ (CELLS % 8 ? 0 : BELOW * j % 8 * 16)) + 512 * j, first + BELOW * j * step,
+          valid(lane / CELLS + BELOW * j) ? 16 : 0);
+    else
+      smelt_copy_async(ring + to + smelt_row_cell<CELLS>(at / CELLS, at % CELLS),
+          from + at / CELLS * step + at % CELLS * 8, valid(at / CELLS) ? 16 : 0);
+  }
 }
 inline f32 smelt_lane(f32 x, int lane) {
   return __uint_as_float(__shfl_sync(0xffffffffu, __float_as_uint(x), lane));
@@ -74,7 +96,8 @@ inline void smelt_decode(int thread, char *ring, int rows, int keys, int first, 
     KEY_CELLS = ADJACENT ? 2 : DEPTH / 8, VALUE_CELLS = VALUES / 8, PAIRS = (PACKED ? 4 : 8) * (DEPTH / 2),
     OWN_PAIRS = (PAIRS + 32 * WARPS - 1) / (32 * WARPS), OWN_BLOCKS = (BLOCKS + WARPS - 1) / WARPS
   };
-  const int warp = thread / 32, lane = thread % 32, group = lane / 4, member = lane % 4;
+  // Numbers that are known not to be negative are divided by shifts.
+  const int warp = (ui32)thread / 32, lane = (ui32)thread % 32, group = lane / 4, member = lane % 4;
   const int line = lane % 8, matrix = lane / 8;
   const int row_here = PACKED ? group % 4 : group;  // the query whose scores this thread has
   const f32 infinity = __int_as_float(0x7f800000);
@@ -92,8 +115,8 @@ inline void smelt_decode(int thread, char *ring, int rows, int keys, int first, 
   f32 raw[OWN_PAIRS][2];  // two elements of a query
 #pragma unroll
   for (int j = 0; j < OWN_PAIRS; j++) {
-    const int at = thread + 32 * WARPS * j, row = at / (DEPTH / 2), pair = at % (DEPTH / 2);
-    const bool there = (PAIRS % (32 * WARPS) == 0 || at < PAIRS) && row < rows;
+    const ui32 at = thread + 32 * WARPS * j, row = at / (DEPTH / 2), pair = at % (DEPTH / 2);
+    const bool there = (PAIRS % (32 * WARPS) == 0 || at < PAIRS) && (int)row < rows;
     raw[j][0] = there ? query(row, 2 * pair) : 0;
     raw[j][1] = there ? query(row, 2 * pair + 1) : 0;
   }
@@ -122,31 +145,20 @@ inline void smelt_decode(int thread, char *ring, int rows, int keys, int first, 
 #pragma unroll
   for (int w = 0; w < WARPS; w++) any |= found[w];
   // Keys and values of the chunks that some query sees go through the ring, as numbers 2 i and 2 i + 1 of chunk i.
-  ui32 coming = any;
-  int loaded = 0, to_slot = 0;
+  ui32 coming = any, to_slot = 0;
+  int loaded = 0;
   const auto load_next = [&]() {
-    char *const slot = ring + to_slot * SLOT;
     if (coming) {
       const int i = __ffs(coming) - 1, start = start_of(i);
       const bool here = seen >> i & 1;
       if (loaded % 2) {
         const int valid = here ? keys - start : 0;  // zeros where no key is seen
-        const ui16 *const from = value_at(here ? start : 0);
-#pragma unroll
-        for (int j = 0; j < VALUES / 16; j++) {
-          const int at = lane + 32 * j, row = at / VALUE_CELLS, cell = at % VALUE_CELLS;
-          smelt_copy_async(slot + 32 * VALUES * warp + smelt_row_cell<VALUE_CELLS>(row, cell),
-              from + row * value_step + 8 * cell, row < valid ? 16 : 0);
-        }
+        smelt_copy_rows<VALUE_CELLS, 16>(lane, ring, to_slot * SLOT + 32 * VALUES * warp, value_at(here ? start : 0),
+            value_step, [&](int row) { return row < valid; });
         coming &= coming - 1;
       } else if (here) {
-        const ui16 *const from = key_at(start);
-#pragma unroll
-        for (int j = 0; j < DEPTH / 16; j++) {
-          const int at = lane + 32 * j, row = at / KEY_CELLS, cell = at % KEY_CELLS;
-          smelt_copy_async(slot + 32 * DEPTH * warp + smelt_row_cell<KEY_CELLS>(row, cell),
-              from + row * key_step + 8 * cell, WHOLE || ADJACENT || start + row < keys ? 16 : 0);
-        }
+        smelt_copy_rows<KEY_CELLS, ADJACENT ? DEPTH : 16>(lane, ring, to_slot * SLOT + 32 * DEPTH * warp,
+            key_at(start), key_step, [&](int row) { return WHOLE || ADJACENT || start + row < keys; });
       }
     }
     smelt_copy_commit();
@@ -157,7 +169,7 @@ inline void smelt_decode(int thread, char *ring, int rows, int keys, int first, 
   while (loaded < SLOTS) load_next();
 #pragma unroll
   for (int j = 0; j < OWN_PAIRS; j++) {
-    const int at = thread + 32 * WARPS * j, row = at / (DEPTH / 2), pair = at % (DEPTH / 2);
+    const ui32 at = thread + 32 * WARPS * j, row = at / (DEPTH / 2), pair = at % (DEPTH / 2);
     if (PAIRS % (32 * WARPS) && at >= PAIRS) break;
     ui32 even[3], odd[3];
     smelt_split(raw[j][0], even);
@@ -179,14 +191,14 @@ inline void smelt_decode(int thread, char *ring, int rows, int keys, int first, 
   f32 level = sink(row_here < rows ? row_here : 0), whole = level == -infinity ? 0 : 1, result[OWN_BLOCKS][4] = {};
   __syncthreads();
   if (SHARE > 1) smelt_cluster_wait();
-  int slot = 0;
+  ui32 slot = 0;
 #pragma unroll 1
   for (int turn = 0; any; any &= any - 1, turn++) {
     const int i = __ffs(any) - 1, start = start_of(i), chunk = first + i * stride;
     const bool here = seen >> i & 1;
-    const char *const near_keys = ring + slot * SLOT + 32 * DEPTH * warp;
+    const ui32 near_keys = slot * SLOT + 32 * DEPTH * warp;
     slot = slot == SLOTS - 1 ? 0 : slot + 1;
-    const char *const near_values = ring + slot * SLOT;
+    const ui32 near_values = slot * SLOT;
     slot = slot == SLOTS - 1 ? 0 : slot + 1;
     f32 score[4], most = -infinity, sum = 0;
     if (here) {
@@ -201,10 +213,10 @@ inline void smelt_decode(int thread, char *ring, int rows, int keys, int first, 
         for (int p = 0; p < PLANES; p++) x[p] = parts[(s * PLANES + p) * 32 + lane];
         ui32 own[4];
         if (ADJACENT)
-          smelt_load_matrices<true>(own, near_keys + smelt_row_cell<2>(16 * s + matrix % 2 * 8 + line, matrix / 2));
+          smelt_load_matrices<true>(own, ring + near_keys + smelt_row_cell<2>(matrix % 2 * 8 + line, matrix / 2) + 512 * s);
         else
-          smelt_load_matrices<false>(
-              own, near_keys + smelt_row_cell<KEY_CELLS>(matrix / 2 * 8 + line, 2 * s + matrix % 2));
+          smelt_load_matrices<false>(own, ring + smelt_later_cell<KEY_CELLS>(
+              near_keys + smelt_row_cell<KEY_CELLS>(matrix / 2 * 8 + line, matrix % 2), 2 * s));
 #pragma unroll
         for (int h = 0; h < 2; h++) {
           smelt_mma_sync(high[s % 2][h], x[0].x, own + 2 * h);
@@ -286,7 +298,7 @@ inline void smelt_decode(int thread, char *ring, int rows, int keys, int first, 
 #pragma unroll
       for (int w = 0; w < WARPS; w++) {
         ui32 own[4];
-        smelt_load_matrices<true>(own, near_values + 32 * VALUES * w +
+        smelt_load_matrices<true>(own, ring + near_values + 32 * VALUES * w +
             smelt_row_cell<VALUE_CELLS>(matrix / 2 * 8 + line, 2 * block + matrix % 2));
         const smelt_words x = weights[32 * w + lane];
         smelt_mma_sync(o[w % 2][0], own, x.x);

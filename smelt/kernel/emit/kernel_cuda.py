@@ -60,12 +60,12 @@ from smelt.kernel.loops.simt import (
     stores_to,
 )
 from smelt.kernel.loops.tensor_tile import (
+    DECODE_BLOCKS,
     FEW_TENSOR,
     STREAM_COLUMNS,
     TENSOR,
     WARPS,
     attend_blocks,
-    decode_blocks,
     decode_slots,
     few_columns,
     flash_parts,
@@ -218,9 +218,8 @@ class StagePrinter(Printer):
     def resident(self) -> int:
         """Thread blocks per multiprocessor that should be resident, to hide latency."""
         products = [each for each in walk_statements(self.stage.body) if isinstance(each, Mma | BlockMma)]
-        decode = next((each for each in walk_statements(self.stage.body) if isinstance(each, Decode)), None)
-        if decode is not None:
-            return decode_blocks(self.stage.ring)
+        if any(isinstance(each, Decode) for each in walk_statements(self.stage.body)):
+            return DECODE_BLOCKS
         attend = next((each for each in walk_statements(self.stage.body) if isinstance(each, Attend)), None)
         if attend is not None:
             return attend_blocks(attend)

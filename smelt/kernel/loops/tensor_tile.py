@@ -34,7 +34,6 @@ BLOCK_COLUMNS, BLOCK_ROWS = 32, (8, 32, 64)  # of a tile by block-quantised weig
 ALONE = 132  # blocks that have a multiprocessor each
 STREAM_SIZES, STREAM_COLUMNS, STREAM_PITCH = (8, 16, 32, 64), 64, 68  # rows and columns of a block; of its sums: a row
 STREAM_BLOCKS, SPLIT_STREAM_BLOCKS = 4, 3  # on a multiprocessor; where several blocks split K
-MULTIPROCESSOR_BYTES = 228 << 10  # of shared memory
 STREAM_ROOM, STREAM_BARRIERS = 220 << 10, 16  # bytes of all of these blocks; of the barriers of a stage
 WARPS = 8  # of a block
 ALIGN = 1024  # bytes of a stage
@@ -248,7 +247,11 @@ DECODE_ROWS, DECODE_WARPS = 8, 8  # queries and warps of a block
 DECODE_KEYS = 16 * DECODE_WARPS  # of a chunk
 DECODE_DEEPEST = 256  # elements of a key, and of a value
 DECODE_CHUNKS = 32  # of a block, or of those that combine them
-DECODE_SLOTS = 6  # of the ring, where a block has a multiprocessor
+DECODE_SLOTS = 3  # of the ring
+DECODE_BLOCKS = 2  # that registers must be enough for; the compiler takes few if it is one
+# Blocks that combine their chunks, and how many such clusters run at once, if each block has a multiprocessor: those of
+# a cluster are near each other, and some are left over.
+CLUSTERS = {8: 14, 4: 30, 2: 66}
 RESERVED = 1 << 10  # bytes of shared memory that each block takes beside its own
 
 
@@ -270,14 +273,15 @@ def fits_decode(room: int, depth: int, values: int, most: int, held: int) -> boo
     return 2 * decode_slot(depth, values) + decode_fixed(depth, values, most, held) <= room
 
 
-def decode_bytes(decode: Decode, room: int, *, alone: bool) -> int:
-    """The shared memory of a block: a ring of two slots or more, of a size for two blocks on a multiprocessor if that is
-    possible; as many slots as there may be chunks for if it is `alone`."""
+def decode_bytes(decode: Decode, room: int) -> int:
+    """The shared memory of a block: a ring of three slots, or two, of a size for two blocks on a multiprocessor if that
+    is possible. More would be read before the first keys are there."""
     fixed, slot = _decode_sizes(decode)
-    both = room if alone else (room + RESERVED) // 2 - RESERVED
-    fits = ((most - fixed) // slot for most in (both, room) if fixed + 2 * slot <= most)
+    both = (room + RESERVED) // 2 - RESERVED
     useful = 2 * int(decode.count.value.real) if isinstance(decode.count, Number) else DECODE_SLOTS
-    return fixed + min(next(fits), useful, DECODE_SLOTS if alone else DECODE_SLOTS // 2) * slot
+    wanted = [fixed + each * slot for each in range(min(useful, DECODE_SLOTS), 1, -1)]
+    enough = both if decode.share <= 1 else room
+    return next(each for most in (enough, room) for each in wanted if each <= most)
 
 
 def _decode_sizes(decode: Decode) -> tuple[int, int]:
@@ -290,7 +294,3 @@ def decode_slots(decode: Decode, ring: int) -> int:
     fixed, slot = _decode_sizes(decode)
     return (ring - fixed) // slot
 
-
-def decode_blocks(ring: int) -> int:
-    """Blocks on a multiprocessor, of this number of bytes each."""
-    return 2 if 2 * (ring + RESERVED) <= MULTIPROCESSOR_BYTES else 1
