@@ -84,7 +84,7 @@ def _build_few(nest: Nest, attn: Attention, schedule: AttentionSchedule, here: S
     tensor_cores = fits_tensor_cores(nest, attn)
     share = choose_share(nest.target, attn, product(attn.heads) * blocks, chunks) if tensor_cores else 0
     if share:
-        _decode(nest, attn, None, kept, blocks, -(-int(chunks) // share), share, here, output)
+        _decode(nest, attn, None, kept, blocks, ceildiv(chunks, share), share, here, output)
         return
     parts = nest.scratch(Shape("f32", *kept))
     if tensor_cores:
@@ -124,15 +124,15 @@ def _decode(
     parts: int | None,
     kept: tuple[Size, ...],
     blocks: Size,
-    several: int,
+    several: Size,
     share: int,
     here: Size,
     output: Output,
 ) -> None:
-    """All chunks on tensor cores, `several` of them in a block. `share` blocks, which are adjacent, combine theirs. Else
+    """All chunks on tensor cores, `several` of them in a block. `share` blocks, which are adjacent, combine theirs. Or
     they go to `parts`, and blocks with the first chunks are the first ones: often later chunks are hidden."""
     axes, chunks = attn.axes, kept[len(attn.heads)]
-    groups: Size = share or (chunks if several == 1 else chunks // several)
+    groups: Size = share or (chunks if several == 1 else floordiv(chunks, several))
     sizes = (*attn.heads, blocks, groups * here) if share else (groups * here, *attn.heads, blocks)
     with nest.loops(sizes) as index:
         *outer, block, group = index if share else (*index[1:], index[0])
@@ -176,7 +176,7 @@ def _decode(
                 attn.values,
                 group,
                 Amount(groups),
-                Number(several),
+                Amount(several),
                 row,
                 step,
                 tuple(at_query.statements),
@@ -200,7 +200,7 @@ def _decode(
                 Number(-inf, f32),
                 mod(axes.size(axes.key), 16) == 0,
                 share=share,
-                held=int(chunks) if share > 1 else 0,
+                held=chunks if share > 1 and isinstance(chunks, int) else 0,
             )
         )
 

@@ -170,7 +170,7 @@ def _decode(
                 paged.values,
                 number,
                 Amount(groups),
-                Number(several),
+                Amount(several),
                 row,
                 step,
                 tuple(at_query.statements),
@@ -328,7 +328,6 @@ def _safe(nest: Nest, best: Expr) -> Expr:
 def _join(nest: Nest, paged: Paged, parts: int, kept: tuple[Size, ...], here: Size, output: Output) -> None:
     """Combine the chunks of each query, in order; a query without keys gives zeros. A thread has an element of the
     result, and reads several chunks at a time: the last one again and again, which then counts nothing."""
-    op = paged.op
     with nest.loops((paged.count * here, paged.groups, paged.shared, paged.values)) as (token, group, inner, e):
         keys = _Keys.of(nest, paged, token)
         head = nest.let(add(scale(group, paged.shared), inner))

@@ -1,7 +1,7 @@
 """Flash-decoding on tensor cores as CUDA: `smelt_decode`, the micro-kernel of the statement `Decode`.
 
-A block has up to 8 queries, and chunks of 128 keys. `cp.async` fills a ring in shared memory, with the keys of a chunk
-and its values in turns, at least one chunk ahead. Each of eight warps multiplies the queries by 16 keys, and the weights
+A block has up to 8 queries, and chunks of 128 keys. `cp.async` fills a ring in shared memory with the keys of a chunk,
+its values, the keys of the next chunk and so on. Each of eight warps multiplies the queries by 16 keys, and the weights
 of all keys of the chunk by 16 columns of the values. Chunks that masks hide are not read.
 
 Chunks are added up in order, by the online softmax. Where several blocks of a cluster have the chunks of the same
@@ -43,7 +43,7 @@ inline void smelt_split_weight(f32 x, ui32 *to) {  // as `smelt_split`, of x >= 
   to[1] = __float_as_uint(fmaxf(middle, tiny));
   to[2] = __float_as_uint(fmaxf(rest - middle, tiny));
 }
-// The maximum with a chunk that some key of is seen, and what multiplies the chunks before it and the chunk itself.
+// The maximum with one more chunk, of which a key is seen, and what multiplies the chunks before it and the chunk itself.
 inline f32 smelt_next_level(f32 level, f32 most, f32 &old, f32 &fresh) {
   const f32 less = smelt_weight_f32(-fabsf(most - level));
   old = most > level ? less : 1;
@@ -80,7 +80,7 @@ inline f32 smelt_lane(f32 x, int lane) {
   return __uint_as_float(__shfl_sync(0xffffffffu, __float_as_uint(x), lane));
 }
 struct __align__(8) smelt_half_words { ui32 x[2]; };
-// SLOTS of the ring hold keys or values of a chunk. SHARE: blocks of a cluster, which take chunks in turns; the first one
+// SLOTS of the ring hold keys or values of a chunk. SHARE: blocks of a cluster, which take chunks in turns; the first
 // combines the results. 0: results go to `put`, and a later launch combines them. CHECK: 0 masks hide no chunk, 1 they
 // are the same for all queries, 2 any. WHOLE: there is memory for 16 keys wherever there is one. ADJACENT: 16 keys are
 // adjacent, not the elements of a key. `key_at`, `value_at`: the first of 16 keys, and its value; others follow,
@@ -213,7 +213,8 @@ inline void smelt_decode(int thread, char *ring, int rows, int keys, int first, 
         for (int p = 0; p < PLANES; p++) x[p] = parts[(s * PLANES + p) * 32 + lane];
         ui32 own[4];
         if (ADJACENT)
-          smelt_load_matrices<true>(own, ring + near_keys + smelt_row_cell<2>(matrix % 2 * 8 + line, matrix / 2) + 512 * s);
+          smelt_load_matrices<true>(
+              own, ring + near_keys + smelt_row_cell<2>(matrix % 2 * 8 + line, matrix / 2) + 512 * s);
         else
           smelt_load_matrices<false>(own, ring + smelt_later_cell<KEY_CELLS>(
               near_keys + smelt_row_cell<KEY_CELLS>(matrix / 2 * 8 + line, matrix % 2), 2 * s));
@@ -226,7 +227,8 @@ inline void smelt_decode(int thread, char *ring, int rows, int keys, int first, 
 #pragma unroll
       for (int j = 0; j < 4; j++) {
         const int h = j / 2, e = j % 2;
-        f32 x = high[0][h][e] + high[1][h][e], y = high[0][h][2 + e] + high[1][h][2 + e], z = low[0][h][e] + low[1][h][e];
+        f32 x = high[0][h][e] + high[1][h][e], y = high[0][h][2 + e] + high[1][h][2 + e];
+        f32 z = low[0][h][e] + low[1][h][e];
         if (PACKED) {
           const f32 other = smelt_lane_xor(x, 16), middle = smelt_lane_xor(y, 16);
           z = group < 4 ? other : x;

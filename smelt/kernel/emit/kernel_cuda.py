@@ -172,7 +172,9 @@ class StagePrinter(Printer):
             parameters += [f"const i64 smelt_{name}" for name in PREFETCHED]
         bounds = str(stage.threads) if self.resident == 1 else f"{stage.threads}, {self.resident}"
         cluster = f"__cluster_dims__({self.cluster}, 1, 1) " if self.cluster > 1 else ""
-        head = f'extern "C" __global__ void {cluster}__launch_bounds__({bounds}) {self.name}({", ".join(parameters)}) {{'
+        head = (
+            f'extern "C" __global__ void {cluster}__launch_bounds__({bounds}) {self.name}({", ".join(parameters)}) {{'
+        )
         lane = {"thread": "0", "warp": f"(int)(threadIdx.x % {WARP})", "block": "(int)threadIdx.x"}[stage.group]
         start = [f"  const int {LANE} = {lane}; (void){LANE};", "  SMELT_RELEASE();"]
         if self.prefetches:

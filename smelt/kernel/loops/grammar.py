@@ -345,7 +345,7 @@ class Decode(Frozen):
     same for all queries, 2 anything else. `adjacent`: not the elements of a key, but 16 keys are adjacent, and elements
     are `k_step` apart.
 
-    `share` blocks, of which this one is `first`, combine the results of their chunks, `held` of them; a single one holds
+    `share` blocks, of which this one is `first`, combine the results of their chunks, `held` of them; a single one has
     none. `put` stores the weighted sum `element` of column `column` of query `row`, whose weights have the sum `total`;
     one of them is that of a score `sink`. With a `share` of 0 they do not: `put` stores those of each `chunk`, the sum
     of the weights as column -1, and the maximum as -2, which is -inf where no query sees the chunk; then there is

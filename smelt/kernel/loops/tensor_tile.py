@@ -278,7 +278,8 @@ def decode_bytes(decode: Decode, room: int) -> int:
     is possible. More would be read before the first keys are there."""
     fixed, slot = _decode_sizes(decode)
     both = (room + RESERVED) // 2 - RESERVED
-    useful = 2 * int(decode.count.value.real) if isinstance(decode.count, Number) else DECODE_SLOTS
+    several = decode.count.size if isinstance(decode.count, Amount) else DECODE_SLOTS
+    useful = 2 * several if isinstance(several, int) else DECODE_SLOTS
     wanted = [fixed + each * slot for each in range(min(useful, DECODE_SLOTS), 1, -1)]
     enough = both if decode.share <= 1 else room
     return next(each for most in (enough, room) for each in wanted if each <= most)
@@ -293,4 +294,3 @@ def decode_slots(decode: Decode, ring: int) -> int:
     """The slots of a ring of this number of bytes, with what is beside it."""
     fixed, slot = _decode_sizes(decode)
     return (ring - fixed) // slot
-
