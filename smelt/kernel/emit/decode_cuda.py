@@ -43,7 +43,7 @@ inline void smelt_split_weight(f32 x, ui32 *to) {  // as `smelt_split`, of x >= 
   to[1] = __float_as_uint(fmaxf(middle, tiny));
   to[2] = __float_as_uint(fmaxf(rest - middle, tiny));
 }
-// The maximum with one more chunk, of which a key is seen, and what multiplies the chunks before it and the chunk itself.
+// The maximum with one more chunk, of which a key is seen, and what multiplies the chunks before it and that chunk.
 inline f32 smelt_next_level(f32 level, f32 most, f32 &old, f32 &fresh) {
   const f32 less = smelt_weight_f32(-fabsf(most - level));
   old = most > level ? less : 1;
