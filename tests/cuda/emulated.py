@@ -26,7 +26,10 @@ from smelt.errors import DeviceError
 from smelt.target import Target
 
 HEADER = Path(__file__).with_name("emulator.h")
-FUNCTION = re.compile(r'^extern "C" __global__ void __launch_bounds__\([\d, ]+\) (\w+)\((.*)\) \{$', re.MULTILINE)
+FUNCTION = re.compile(
+    r'^extern "C" __global__ void (?:__cluster_dims__\((\d), 1, 1\) )?__launch_bounds__\([\d, ]+\) (\w+)\((.*)\) \{$',
+    re.MULTILINE,
+)
 WAITS = re.compile(r"__sync|smelt_(shuffle_|mma_|tile|few|stream|block_|round_row|decode|attend)|__shfl")
 FLAGS = ("-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing", "-w", "-shared", "-fPIC")
 GUARD = 64
@@ -45,11 +48,12 @@ def compiler() -> list[str] | None:
 
 def compile_emulated(text: str, machine: str = "sm_90") -> bytes:
     """The text as a library with one function `emulate_NAME(blocks, threads, arguments)` for each kernel."""
-    text = text.replace("extern __shared__ __align__(1024) char smelt_shared[];", "")  # the emulator has it
+    shared = "char *const smelt_shared = own_shared();"  # the emulator has it
+    text = text.replace("extern __shared__ __align__(1024) char smelt_shared[];", shared)
     flags = (*FLAGS, "-DSMELT_WGMMA") if machine == "sm_90" else FLAGS
     calls = []
     pieces = FUNCTION.split(text)
-    for name, parameters, body in zip(pieces[1::3], pieces[2::3], pieces[3::3], strict=True):
+    for cluster, name, parameters, body in zip(*(pieces[i::4] for i in range(1, 5)), strict=True):
         kinds = [each.rpartition(" ")[0].replace("const", "").strip() for each in parameters.split(", ")]
         kinds = ["char *" if "char" in kind else kind for kind in kinds]
         given = ", ".join(f"({kind})a[{i}]" for i, kind in enumerate(kinds))
@@ -58,7 +62,7 @@ def compile_emulated(text: str, machine: str = "sm_90") -> bytes:
         waits = "true" if WAITS.search(body) else "false"
         calls.append(
             f'extern "C" void emulate_{name}(int blocks, int threads, const long long *a)'
-            f" {{ emulate(unpack_{name}, {waits}, blocks, threads, a); }}"
+            f" {{ emulate(unpack_{name}, {waits}, {cluster or 1}, blocks, threads, a); }}"
         )
     command = compiler()
     assert command is not None

@@ -14,26 +14,33 @@
 #define __shared__ static
 #define __align__(n) __attribute__((aligned(n)))
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 #define __restrict__
 struct Index { unsigned x; };
 static Index threadIdx, blockIdx, gridDim, blockDim;
 
-enum { WARP = 32, MOST = 1024, STACK = 256 << 10 };
+enum { WARP = 32, MOST = 2048, CLUSTER = 8, STACK = 256 << 10 };
 struct Barrier { int waiting, generation; };
 static ucontext_t begun, entry;
 static jmp_buf scheduler, fibers[MOST];  // a fiber's first step needs a context, later ones a jump, which is no system call
 static char *stacks[MOST];
 static bool finished[MOST];
-static int current, threads_here, moved;
+static int current, threads_here, first_block, moved;
 static bool backwards = true;  // every other turn begins with the last thread, so that a missing barrier shows
-static Barrier warp_barriers[MOST / WARP], block_barrier, threads_barrier;
+static Barrier warp_barriers[MOST / WARP], block_barriers[CLUSTER], threads_barriers[CLUSTER], cluster_barrier;
+static int cluster_here;  // blocks that run at the same time
 static unsigned exchanged[MOST];
 static void (*kernel_here)(const long long *);
 static const long long *arguments_here;
 
+static int block_here(void) { return current / threads_here; }
+static void enter_fiber(void) {
+  threadIdx.x = current % threads_here;
+  blockIdx.x = first_block + block_here();
+}
 static void pause_fiber(void) {
   if (!_setjmp(fibers[current])) _longjmp(scheduler, 1);
-  threadIdx.x = current;
+  enter_fiber();
 }
 static void wait_at(Barrier *barrier, int members) {
   moved++;
@@ -46,12 +53,14 @@ static void wait_at(Barrier *barrier, int members) {
   while (barrier->generation == generation) pause_fiber();
 }
 static int warp_members(void) {
-  const int rest = threads_here - current / WARP * WARP;
+  const int rest = threads_here - current % threads_here / WARP * WARP;
   return rest < WARP ? rest : WARP;
 }
 static void __syncwarp(unsigned mask = 0xffffffffu) { wait_at(&warp_barriers[current / WARP], warp_members()); }
-static void __syncthreads(void) { wait_at(&block_barrier, threads_here); }
-template <int N> static void smelt_threads_sync() { wait_at(&threads_barrier, N); }
+static void __syncthreads(void) { wait_at(&block_barriers[block_here()], threads_here); }
+template <int N> static void smelt_threads_sync() { wait_at(&threads_barriers[block_here()], N); }
+static void smelt_cluster_arrive(void) {}
+static void smelt_cluster_wait(void) { wait_at(&cluster_barrier, cluster_here * threads_here); }
 static unsigned exchange(unsigned value, int from) {
   exchanged[current] = value;
   __syncwarp();
@@ -130,12 +139,17 @@ static unsigned __byte_perm(unsigned x, unsigned y, unsigned places) {
 }
 
 // Asynchronous copies and products are done when a thread waits for them: what reads or overwrites too early is found.
-static char smelt_shared[232448] __attribute__((aligned(1024)));  // of a launch that asks for shared memory
+static char shared_memory[CLUSTER][232448] __attribute__((aligned(1024)));  // of a launch that asks for it
+static char *own_shared(void) { return shared_memory[block_here()]; }
+static void smelt_cluster_write(float *to, int block, float x) {
+  if (block < 0 || block >= cluster_here) abort();
+  *(float *)(shared_memory[block] + ((const char *)to - own_shared())) = x;
+}
 struct smelt_words;
 struct Copied { void *to; const void *from; int used; };
 static std::vector<Copied> copies[MOST];
 static std::vector<int> copy_groups[MOST];  // how many copies each group has, the oldest first
-static unsigned smelt_shared_address(const void *at) { return (unsigned)((const char *)at - smelt_shared); }
+static unsigned smelt_shared_address(const void *at) { return (unsigned)((const char *)at - own_shared()); }
 static void smelt_copy_async(void *to, const void *from, int used) {
   if ((size_t)to % 16 || (used && (size_t)from % 16) || used < 0 || used > 16) {
     fprintf(stderr, "an asynchronous copy is not aligned\n");
@@ -160,7 +174,6 @@ template <int N> static void smelt_copy_wait() {
     groups.erase(groups.begin());
   }
 }
-static unsigned smelt_stream_word(const void *from) { return *(const unsigned *)from; }
 static void smelt_await() {}
 static void smelt_prefetch(const void *) {}
 static void smelt_share_writes() {}
@@ -192,7 +205,7 @@ static float described(
     abort();
   }
   unsigned short x;
-  memcpy(&x, smelt_shared + at, 2);
+  memcpy(&x, own_shared() + at, 2);
   return element(x, 0);
 }
 struct Product {
@@ -376,12 +389,12 @@ static int __clzll(long long x) { return x ? __builtin_clzll((unsigned long long
 
 static void run_fiber(void) {
   if (!_setjmp(fibers[current])) swapcontext(&entry, &begun);
-  threadIdx.x = current;
+  enter_fiber();
   kernel_here(arguments_here);
   finished[current] = true;
   _longjmp(scheduler, 1);
 }
-static void run_block(int threads) {
+static void run_blocks(int threads) {  // of a cluster
   for (int i = 0; i < threads; i++) {
     if (!stacks[i]) stacks[i] = (char *)malloc(STACK);
     current = i;
@@ -394,8 +407,9 @@ static void run_block(int threads) {
     finished[i] = false;
   }
   memset(warp_barriers, 0, sizeof warp_barriers);
-  memset(&block_barrier, 0, sizeof block_barrier);
-  memset(&threads_barrier, 0, sizeof threads_barrier);
+  memset(block_barriers, 0, sizeof block_barriers);
+  memset(threads_barriers, 0, sizeof threads_barriers);
+  memset(&cluster_barrier, 0, sizeof cluster_barrier);
 #ifdef SMELT_WGMMA
   memset(group_barriers, 0, sizeof group_barriers);
 #endif
@@ -415,19 +429,21 @@ static void run_block(int threads) {
     }
   }
 }
-static void emulate(void (*kernel)(const long long *), bool waits, int blocks, int threads, const long long *arguments) {
+static void emulate(
+    void (*kernel)(const long long *), bool waits, int cluster, int blocks, int threads, const long long *arguments) {
   kernel_here = kernel;
   arguments_here = arguments;
   threads_here = threads;
+  cluster_here = cluster;
   gridDim.x = blocks;
   blockDim.x = threads;
-  for (int block = 0; block < blocks; block++) {
-    blockIdx.x = block;
+  if (cluster > CLUSTER || cluster * threads > MOST || blocks % cluster || (cluster > 1 && threads % WARP)) abort();
+  for (first_block = 0; first_block < blocks; first_block += cluster) {
     if (waits) {
-      run_block(threads);
+      run_blocks(cluster * threads);
     } else {
       for (current = 0; current < threads; current++) {
-        threadIdx.x = current;
+        enter_fiber();
         kernel(arguments);
       }
     }

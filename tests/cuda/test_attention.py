@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from math import inf
 from typing import Any
@@ -16,7 +17,7 @@ from smelt.engine.native import compile_all
 from smelt.errors import SmeltError
 from smelt.ir.core import Program
 from smelt.ir.text import parse
-from smelt.kernel.build import attention_simt
+from smelt.kernel.build import attention_simt, paged_attention_simt
 from tests.cuda.emulated import EmulatedCuda
 from tests.unit.ir import test_paged_attention_op as paged
 
@@ -201,19 +202,29 @@ def few(name: str, batch: int, random: np.random.Generator) -> tuple[Program, li
 
 @pytest.mark.parametrize("name", FEW)
 def test_a_few_queries(name: str, emulated: EmulatedCuda, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Close to float64; bits depend neither on the batch nor on how many chunks a block has."""
+    """One launch; close to float64; bits depend neither on the batch nor on which blocks have which chunks, nor on who
+    combines them."""
     program, given, want = few(name, 2, np.random.default_rng(seed))
-    assert "smelt_decode<" in source(program, "sm_90")
+    text = source(program, "sm_90")
+    assert "smelt_decode<" in text
+    assert not re.search(r"attention\d+_1\(", text)
     alone, _, _ = few(name, 1, np.random.default_rng(seed))
-    both = compile_all([program, alone], emulated.target())
+    runs = [*compile_all([program, alone], emulated.target())]
+    for share in (0, 1, 2, 3):
+        monkeypatch.setattr(attention_simt, "choose_share", lambda *_, share=share: share)
+        runs += compile_all([program], emulated.target())
     monkeypatch.setattr(attention_simt, "AT_ONCE", 1)
-    several = compile_all([program], emulated.target())
-    assert not any(isinstance(each, SmeltError) for each in (*both, *several))
-    got, same = (each(*given)[0].numpy() for each in (both[0], several[0]))  # type: ignore[operator]
-    one: Any = both[1](*(each[1:] if each.ndim else each for each in given))[0].numpy()  # type: ignore[operator]
+    monkeypatch.setattr(attention_simt, "choose_share", lambda *_: 0)
+    runs += compile_all([program], emulated.target())
+    assert not any(isinstance(each, SmeltError) for each in runs), runs
+    got, one, *others = (
+        run(*(each[1:] if each.ndim and run is runs[1] else each for each in given))[0].numpy()  # type: ignore[operator]
+        for run in runs
+    )
     np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
-    np.testing.assert_array_equal(got.view(np.uint32), same.view(np.uint32))
     np.testing.assert_array_equal(got[1:].view(np.uint32), one.view(np.uint32))
+    for other in others:
+        np.testing.assert_array_equal(got.view(np.uint32), other.view(np.uint32))
 
 
 # Few queries over pages on tensor cores.
@@ -224,8 +235,11 @@ DECODED = {
 
 
 @pytest.mark.parametrize("name", DECODED)
-def test_a_few_queries_over_pages(name: str, emulated: EmulatedCuda, seed: int) -> None:
-    """Queries of three sequences, of which some are short; bits of a query do not depend on those beside it."""
+def test_a_few_queries_over_pages(
+    name: str, emulated: EmulatedCuda, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Queries of three sequences, of which some are short; bits of a query do not depend on those beside it, nor on how
+    many blocks share its keys."""
     case = DECODED[name]
     program = paged.program(case)
     assert "smelt_decode<" in source(program, "sm_90")
@@ -238,6 +252,11 @@ def test_a_few_queries_over_pages(name: str, emulated: EmulatedCuda, seed: int) 
         found[start] = run(*some)[0].numpy()
         np.testing.assert_allclose(found[start], want[start:end], rtol=2e-5, atol=2e-6)
     np.testing.assert_array_equal(found[0][11:16].view(np.uint32), found[11].view(np.uint32))
+    monkeypatch.setattr(paged_attention_simt, "LEAST_HEADS", 1)  # a block for each query
+    (run,) = compile_all([program], emulated.target())
+    assert not isinstance(run, SmeltError), run
+    whole = run(*(each[:20] if i in (0, 4, 5) else each for i, each in enumerate(given)))[0].numpy()
+    np.testing.assert_array_equal(found[0].view(np.uint32), whole.view(np.uint32))
 
 
 @pytest.mark.parametrize("machine", MACHINES)

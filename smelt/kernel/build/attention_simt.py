@@ -1,12 +1,13 @@
 """Attention of a few queries on a GPU (flash-decoding): each thread block takes some queries and a chunk of their keys.
 
-bf16 keys and values go straight from memory to tensor cores (`Decode`). Others are staged in shared memory for
-coalesced loads; each thread then computes one score. A second launch combines the chunks in order. Many queries of bf16
-go to `attention_flash.py`, others to the blocks of `attention.py`.
+bf16 keys and values go to tensor cores (`Decode`); the blocks of a cluster combine their chunks in order. Others are
+staged in shared memory for coalesced loads, and each thread computes one score; a second launch combines the chunks.
+Many queries of bf16 go to `attention_flash.py`, others to the blocks of `attention.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -26,13 +27,23 @@ from smelt.kernel.loops.grammar import (
     Number,
     Quotient,
     Set,
+    Var,
     add,
     scale,
     split,
 )
 from smelt.kernel.loops.nest import Nest, flat, tensor
-from smelt.kernel.loops.tensor_tile import DECODE_DEEPEST, DECODE_KEYS, DECODE_ROWS
+from smelt.kernel.loops.tensor_tile import (
+    ALONE,
+    CLUSTERS,
+    DECODE_CHUNKS,
+    DECODE_DEEPEST,
+    DECODE_KEYS,
+    DECODE_ROWS,
+    fits_decode,
+)
 from smelt.shape import Shape
+from smelt.target import WARPGROUPS, Target
 
 CHUNK, KEYS, FEW = DECODE_KEYS, 32, DECODE_ROWS  # keys of a block, keys in shared memory at a time, queries of a block
 THREADS = 256
@@ -68,10 +79,16 @@ def _build_few(nest: Nest, attn: Attention, schedule: AttentionSchedule, here: S
     axes, chunks = attn.axes, ceildiv(attn.axes.size(attn.axes.key), CHUNK)
     queries = attn.queries if isinstance(attn.queries, int) else minimum(attn.queries, FEW)
     kept = (*attn.heads, chunks, queries, attn.values + 2)
-    parts, several = nest.scratch(Shape("f32", *kept)), chunks_of_block(attn, chunks)
+    several = chunks_of_block(attn, chunks)
     blocks = ceildiv(queries, FEW) if isinstance(queries, int) else 1
-    if fits_tensor_cores(nest, attn):
-        _decode(nest, attn, parts, kept, blocks, several, here)
+    tensor_cores = fits_tensor_cores(nest, attn)
+    share = choose_share(nest.target, attn, product(attn.heads) * blocks, chunks) if tensor_cores else 0
+    if share:
+        _decode(nest, attn, None, kept, blocks, ceildiv(chunks, share), share, here, output)
+        return
+    parts = nest.scratch(Shape("f32", *kept))
+    if tensor_cores:
+        _decode(nest, attn, parts, kept, blocks, several, 0, here, output)
         _join(nest, attn, parts, kept, here, output)
         return
     with nest.loops((*attn.heads, blocks, (chunks if several == 1 else chunks // several) * here)) as (
@@ -102,18 +119,29 @@ def _build_few(nest: Nest, attn: Attention, schedule: AttentionSchedule, here: S
 
 
 def _decode(
-    nest: Nest, attn: Attention, parts: int, kept: tuple[Size, ...], blocks: Size, several: int, here: Size
+    nest: Nest,
+    attn: Attention,
+    parts: int | None,
+    kept: tuple[Size, ...],
+    blocks: Size,
+    several: Size,
+    share: int,
+    here: Size,
+    output: Output,
 ) -> None:
-    """All chunks on tensor cores. Blocks with the first chunks are the first ones: often later chunks are hidden."""
+    """All chunks on tensor cores, `several` of them in a block. `share` blocks, which are adjacent, combine theirs. Or
+    they go to `parts`, and blocks with the first chunks are the first ones: often later chunks are hidden."""
     axes, chunks = attn.axes, kept[len(attn.heads)]
-    groups = chunks if several == 1 else chunks // several
-    with nest.loops((groups * here, *attn.heads, blocks)) as (group, *outer, block):
+    groups: Size = share or (chunks if several == 1 else floordiv(chunks, several))
+    sizes = (*attn.heads, blocks, groups * here) if share else (groups * here, *attn.heads, blocks)
+    with nest.loops(sizes) as index:
+        *outer, block, group = index if share else (*index[1:], index[0])
         at, first = dict(zip(axes.batch, outer, strict=True)), nest.let(scale(block, FEW))
         rows = Amount(attn.queries) if blocks == 1 else attn.clip(nest, FEW, kept[-2], first)
         row, step, key, chunk, column = (
             nest.var(i64, None, stem) for stem in ("row", "step", "key", "chunk", "column")
         )
-        score, element = (nest.var(f32, None, stem) for stem in ("score", "element"))
+        score, element, total = (nest.var(f32, None, stem) for stem in ("score", "element", "total"))
 
         def query_of(row: Expr) -> dict[str, Expr]:
             return attn.apart(row if blocks == 1 else nest.let(add(first, row)))
@@ -132,9 +160,12 @@ def _decode(
             )
         with inside(nest, row, key, score) as mask:
             masked = attn.mask(nest, attn.cap(nest, score), {**at, **query_of(row), axes.key: key})
-        with inside(nest, chunk, row, column, element) as put:
-            place = flat((*outer, chunk, add(first, row), add(column, 2)), kept)
-            nest.store(parts, place, element)
+        with inside(nest, chunk, row, column, element, total) as put:
+            if parts is None:
+                result = attn.quotient(nest, element, total)
+                attn.store(nest, output, {**at, **query_of(row), axes.value: column}, result)
+            else:
+                nest.store(parts, flat((*outer, chunk, add(first, row), add(column, 2)), kept), element)
         most = max(1, min(attn.queries, FEW)) if isinstance(attn.queries, int) else FEW
         nest.emit(
             Decode(
@@ -145,7 +176,7 @@ def _decode(
                 attn.values,
                 group,
                 Amount(groups),
-                Number(several),
+                Amount(several),
                 row,
                 step,
                 tuple(at_query.statements),
@@ -163,10 +194,27 @@ def _decode(
                 chunk,
                 column,
                 element,
+                total,
                 tuple(put.statements),
+                (),
+                Number(-inf, f32),
                 mod(axes.size(axes.key), 16) == 0,
+                share=share,
+                held=chunks if share > 1 and isinstance(chunks, int) else 0,
             )
         )
+
+
+def choose_share(target: Target, attn: Attention, heads: Size, chunks: Size) -> int:
+    """The blocks that take the chunks of a head in turns, and combine them: as many as have a multiprocessor each. 0:
+    chunks are too many, or blocks too few."""
+    if not isinstance(chunks, int) or not isinstance(heads, int) or not 0 < chunks <= DECODE_CHUNKS:
+        return 0
+    most = max(1, min(attn.queries, FEW)) if isinstance(attn.queries, int) else FEW
+    fits = fits_decode(target.cache_bytes[0], attn.depth, attn.values, most, chunks)
+    several = CLUSTERS.items() if WARPGROUPS in target.features and fits else ()
+    share = next((each for each, most in several if each < 2 * chunks and heads <= most), 1)
+    return share if share > 1 or 2 * heads > ALONE or chunks == 1 else 0
 
 
 def _what_masks_hide(attn: Attention) -> int:
@@ -198,29 +246,41 @@ def _join(nest: Nest, attn: Attention, parts: int, kept: tuple[Size, ...], here:
         def item(chunk: Expr, place: Expr) -> Expr:
             return nest.read(nest.buffer(parts), flat((*outer, chunk, query, place), kept), f32)
 
-        best, total, result = (nest.declare(f32, Number(start, f32)) for start in (-inf, 0.0, 0.0))
-        with nest.loop(chunks, "ordered", fence=True) as chunk:
-            nest.emit(Set(best, nest.apply("maximum", nest.keep(best), item(chunk, Number(0)))))
-        most = nest.keep(best)
-        none = nest.apply("EQ", most, Number(-inf, f32), dtype=i1)
-        safe = nest.apply("select", none, Number(0.0, f32), most, dtype=f32)
+        sums = tuple(nest.declare(f32, Number(start, f32)) for start in (-inf, 0.0, 0.0))
         with nest.loop(chunks, "ordered", fence=True) as chunk:
             level = item(chunk, Number(0))
             hidden = nest.apply("EQ", level, Number(-inf, f32), dtype=i1)  # then there are no other items
-            factor = nest.apply("weight", nest.apply("subtract", level, safe))
             places = (
                 nest.apply("select", hidden, Number(0), each, dtype=i64) for each in (Number(1), nest.let(add(e, 2)))
             )
-            for sum_of, each in zip((total, result), (item(chunk, place) for place in places), strict=True):
-                value = nest.apply("select", hidden, Number(0.0, f32), each, dtype=f32)
-                nest.emit(Set(sum_of, nest.apply("fma", factor, value, nest.keep(sum_of), dtype=f32)))
+            add_chunk(nest, sums, level, [item(chunk, place) for place in places], hidden)
+        _, total, result = sums
         element = attn.quotient(nest, nest.keep(result), nest.keep(total))
         attn.store(nest, output, {**at, axes.value: e}, element)
+
+
+def add_chunk(nest: Nest, sums: Sequence[Var], level: Expr, more: Sequence[Expr], hidden: Expr) -> None:
+    """Add a chunk to those before it (online softmax): the highest score, the sum of the weights and the weighted sum
+    of values. The order is that of `smelt_decode`."""
+    best, *others = sums
+    last = nest.keep(best)
+    highest = nest.apply("maximum", last, level)
+    apart = nest.apply("minimum", nest.apply("subtract", last, level), nest.apply("subtract", level, last))
+    higher, less = nest.apply("GT", level, last, dtype=i1), nest.apply("weight", apart)
+    old = nest.apply("select", higher, less, Number(1.0, f32), dtype=f32)
+    fresh = nest.apply("select", higher, Number(1.0, f32), less, dtype=f32)
+    for sum_of, value in zip(others, more, strict=True):
+        before = nest.keep(sum_of)
+        added = nest.apply("fma", fresh, value, nest.apply("multiply", old, before), dtype=f32)
+        nest.emit(Set(sum_of, nest.apply("select", hidden, before, added, dtype=f32)))
+    nest.emit(Set(best, nest.apply("select", hidden, last, highest, dtype=f32)))
 
 
 def fits_tensor_cores(nest: Nest, attn: Attention) -> bool:
     """Whether keys and values are bf16 in memory, with 16 aligned bytes of a key or a value at a time."""
     axes = attn.axes
+    if not fits_decode(nest.target.cache_bytes[0], attn.depth, attn.values, FEW, 0):
+        return False
     for operand, inner, least in ((1, axes.depth, 32), (2, axes.value, 64)):
         value = attn.op.operands[operand]
         if tensor(value).element != bf16 or not inner or axes.size(inner) % least or axes.size(inner) > DECODE_DEEPEST:

@@ -1,8 +1,9 @@
 """Paged attention of a few queries on a GPU (flash-decoding): each thread block takes a chunk of the keys of one query.
 
-Each chunk yields its maximum, its sum of weights and its weighted sum of values, for all query heads of a KV head. A
-second launch combines them in order. Chunks begin at multiples of their size, so the bits of a query depend on its
-position alone. More queries over bf16 pages go to `paged_flash.py`, others to the blocks of `paged_attention.py`.
+Each chunk yields its maximum, its sum of weights and its weighted sum of values, for all query heads of a KV head. The
+blocks of a cluster combine them in order, or a second launch does. Chunks begin at multiples of their size, so the bits
+of a query depend on its position alone. More queries over bf16 pages go to `paged_flash.py`, others to the blocks of
+`paged_attention.py`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from smelt.dtype import f32, i1, i64
 from smelt.ir.core import Op
 from smelt.kernel.build.attention_flash import inside
 from smelt.kernel.build.attention_shape import fold_here
+from smelt.kernel.build.attention_simt import add_chunk
 from smelt.kernel.build.gather_scatter import to_index
 from smelt.kernel.build.gemm import axis_stride, element_place
 from smelt.kernel.build.paged_attention import Paged, build_blocks
@@ -23,11 +25,21 @@ from smelt.kernel.build.paged_flash import build_paged_flash, find_tile, has_ali
 from smelt.kernel.build.sinks import Output, simt_sink
 from smelt.kernel.loops.grammar import Amount, Decode, Expr, Number, Quotient, Set, add, scale, split
 from smelt.kernel.loops.nest import Nest, flat, tensor
-from smelt.kernel.loops.tensor_tile import DECODE_DEEPEST, DECODE_KEYS, DECODE_ROWS
+from smelt.kernel.loops.tensor_tile import (
+    CLUSTERS,
+    DECODE_CHUNKS,
+    DECODE_DEEPEST,
+    DECODE_KEYS,
+    DECODE_ROWS,
+    fits_decode,
+)
 from smelt.shape import Shape
+from smelt.target import WARPGROUPS
 
 CHUNK = DECODE_KEYS  # keys of a block: few, so that there are many blocks
 LEAST_BLOCKS, MOST_CHUNKS = 4, 8  # that share the chunks of a query's head on tensor cores; that each has
+SHARE = 8  # the same, where they combine their chunks
+LEAST_HEADS = 96  # of all queries that are worth a block each
 JOINED = 4  # chunks that a thread reads at a time
 THREADS = 256
 AT_ONCE = 8  # heads whose scores a thread computes together
@@ -50,10 +62,15 @@ def paged_attention(nest: Nest, op: Op, output: Output) -> None:
 def _build_chunks(nest: Nest, paged: Paged, here: Size, output: Output) -> None:
     op, shared = paged.op, paged.shared
     chunks = ceildiv(tensor(op.operands[3]).sizes[1] * paged.page, CHUNK)
-    kept = (minimum(paged.count, FEW), paged.groups, chunks, shared, paged.values + 2)
+    tensor_cores = fits_tensor_cores(nest, paged)
+    if tensor_cores:
+        here = _combine_chunks(nest, paged, chunks, here, output)
+    if here == 0:
+        return
+    kept = (minimum(paged.count, FEW) * minimum(here, 1), paged.groups, chunks, shared, paged.values + 2)
     parts = nest.scratch(Shape("f32", *kept))
-    if fits_tensor_cores(nest, paged):
-        _decode(nest, paged, parts, kept, here)
+    if tensor_cores:
+        _decode(nest, paged, parts, kept, 0, here, output)
         _join(nest, paged, parts, kept, here, output)
         return
     with nest.loops((paged.count * here, paged.groups, chunks)) as (token, group, chunk):
@@ -66,18 +83,47 @@ def _build_chunks(nest: Nest, paged: Paged, here: Size, output: Output) -> None:
     _join(nest, paged, parts, kept, here, output)
 
 
+def _combine_chunks(nest: Nest, paged: Paged, chunks: Size, here: Size, output: Output) -> Size:
+    """Chunks on tensor cores, combined in the same launch: by clusters if each block has a multiprocessor, else a block
+    has all chunks of a head. What is left: more chunks than that, or so few heads that more blocks are better."""
+    most = min(paged.shared, DECODE_ROWS)
+    short = 1 - minimum(floordiv(chunks, DECODE_CHUNKS + 1), 1)
+    heads = paged.groups * -(-paged.shared // DECODE_ROWS)
+    clusters = WARPGROUPS in nest.target.features and fits_decode(
+        nest.target.cache_bytes[0], paged.depth, paged.values, most, DECODE_CHUNKS
+    )
+    few: Size = 0
+    if clusters and heads <= CLUSTERS[SHARE]:
+        few = short * (1 - minimum(floordiv(paged.count, CLUSTERS[SHARE] // heads + 1), 1))
+        if few != 0:
+            _decode(nest, paged, None, (), SHARE, here * few, output)
+    some = short * minimum(floordiv(paged.count * heads, LEAST_HEADS), 1) * (1 - few)
+    if some != 0:
+        _decode(nest, paged, None, (), 1, here * some, output)
+    return here * (1 - few) * (1 - some)
+
+
 def fits_tensor_cores(nest: Nest, paged: Paged) -> bool:
     """Whether pages are bf16, with 16 aligned bytes at a time, and `Decode` computes this attention."""
     if paged.depth % 32 or paged.values % 64 or paged.page % 16 or CHUNK != DECODE_KEYS:
         return False
-    return max(paged.depth, paged.values) <= DECODE_DEEPEST and has_aligned_pages(nest, paged)
+    if max(paged.depth, paged.values) > DECODE_DEEPEST:
+        return False
+    room = nest.target.cache_bytes[0]
+    return fits_decode(room, paged.depth, paged.values, DECODE_ROWS, 0) and has_aligned_pages(nest, paged)
 
 
-def _decode(nest: Nest, paged: Paged, parts: int, kept: tuple[Size, ...], here: Size) -> None:
-    """All chunks on tensor cores. A block has some that are far apart: the last ones are often empty."""
-    op, chunks, blocks = paged.op, kept[2], -(-paged.shared // DECODE_ROWS)
-    groups = minimum(chunks, maximum(LEAST_BLOCKS, ceildiv(chunks, MOST_CHUNKS)))
-    with nest.loops((groups, paged.count * here, paged.groups, blocks)) as (number, token, group, block):
+def _decode(
+    nest: Nest, paged: Paged, parts: int | None, kept: tuple[Size, ...], share: int, here: Size, output: Output
+) -> None:
+    """All chunks on tensor cores. A block has some that are far apart: the last ones are often empty. Without `parts`,
+    `share` adjacent blocks combine theirs."""
+    op, blocks = paged.op, -(-paged.shared // DECODE_ROWS)
+    groups = share or minimum(kept[2], maximum(LEAST_BLOCKS, ceildiv(kept[2], MOST_CHUNKS)))
+    several = DECODE_CHUNKS // share if share else MOST_CHUNKS
+    sizes = paged.count * here, paged.groups, blocks
+    with nest.loops((*sizes, groups) if share else (groups, *sizes)) as index:
+        token, group, block, number = index if share else (*index[1:], index[0])
         seen = _Keys.of(nest, paged, token)
         sequence = to_index(nest, nest.pull(op.operands[4], (token,)))
         line = nest.clamp(sequence, tensor(op.operands[3]).sizes[0] - 1)
@@ -87,9 +133,13 @@ def _decode(nest: Nest, paged: Paged, parts: int, kept: tuple[Size, ...], here: 
         row, step, key, chunk, column = (
             nest.var(i64, None, stem) for stem in ("row", "step", "key", "chunk", "column")
         )
-        score, element = (nest.var(f32, None, stem) for stem in ("score", "element"))
+        score, element, total = (nest.var(f32, None, stem) for stem in ("score", "element", "total"))
+
+        def head_of(row: Expr) -> Expr:
+            return nest.let(add(scale(group, paged.shared), first, row))
+
         with inside(nest, row, step) as at_query:
-            head = nest.let(add(scale(group, paged.shared), first, row))
+            head = head_of(row)
             query = nest.convert(nest.pull(op.operands[0], (token, head, step)), f32)
             query = nest.apply("multiply", query, Number(paged.numbers.scale, f32))
         with inside(nest, key) as at_key:
@@ -104,8 +154,13 @@ def _decode(nest: Nest, paged: Paged, parts: int, kept: tuple[Size, ...], here: 
             if paged.numbers.window:
                 there = nest.apply("GE", key, seen.first, dtype=i1)
                 masked = nest.apply("select", there, masked, Number(-inf, f32), dtype=f32)
-        with inside(nest, chunk, row, column, element) as put:
-            nest.store(parts, flat((token, group, chunk, add(first, row), add(column, 2)), kept), element)
+        with inside(nest, chunk, row, column, element, total) as put:
+            if parts is None:
+                _finish(nest, paged, output, (token, head_of(row), column), element, total)
+            else:
+                nest.store(parts, flat((token, group, chunk, add(first, row), add(column, 2)), kept), element)
+        with inside(nest, row) as at_sink:
+            sink = _sink(nest, paged, head_of(row)) if share else Number(-inf, f32)
         nest.emit(
             Decode(
                 rows,
@@ -115,7 +170,7 @@ def _decode(nest: Nest, paged: Paged, parts: int, kept: tuple[Size, ...], here: 
                 paged.values,
                 number,
                 Amount(groups),
-                Number(MOST_CHUNKS),
+                Amount(several),
                 row,
                 step,
                 tuple(at_query.statements),
@@ -133,9 +188,14 @@ def _decode(nest: Nest, paged: Paged, parts: int, kept: tuple[Size, ...], here: 
                 chunk,
                 column,
                 element,
+                total,
                 tuple(put.statements),
+                tuple(at_sink.statements),
+                sink,
                 whole=True,
                 adjacent=True,
+                share=share,
+                held=DECODE_CHUNKS if share > 1 else 0,
             )
         )
 
@@ -268,7 +328,6 @@ def _safe(nest: Nest, best: Expr) -> Expr:
 def _join(nest: Nest, paged: Paged, parts: int, kept: tuple[Size, ...], here: Size, output: Output) -> None:
     """Combine the chunks of each query, in order; a query without keys gives zeros. A thread has an element of the
     result, and reads several chunks at a time: the last one again and again, which then counts nothing."""
-    op = paged.op
     with nest.loops((paged.count * here, paged.groups, paged.shared, paged.values)) as (token, group, inner, e):
         keys = _Keys.of(nest, paged, token)
         head = nest.let(add(scale(group, paged.shared), inner))
@@ -283,28 +342,28 @@ def _join(nest: Nest, paged: Paged, parts: int, kept: tuple[Size, ...], here: Si
             index = (token, group, nest.apply("minimum", number, last, dtype=i64), inner, place)
             return nest.read(nest.buffer(parts), flat(index, kept), f32)
 
-        sink: Expr = Number(-inf, f32)
-        if len(op.operands) == 7:
-            sink = nest.convert(nest.pull(op.operands[6], (head,)), f32)
-        best = nest.declare(f32, sink)
-        with nest.loop(turns, "ordered", fence=True) as turn:
-            numbers = [nest.let(add(first, scale(turn, JOINED), i)) for i in range(JOINED)]
-            for level in [item(number, Number(0)) for number in numbers]:
-                nest.emit(Set(best, nest.apply("maximum", nest.keep(best), level)))
-        safe = _safe(nest, nest.keep(best))
-        start = nest.apply("weight", nest.apply("subtract", sink, safe)) if len(op.operands) == 7 else Number(0.0, f32)
-        total, result = nest.declare(f32, start), nest.declare(f32, Number(0.0, f32))
+        sink = _sink(nest, paged, head)
+        none = nest.apply("EQ", sink, Number(-inf, f32), dtype=i1)
+        start = nest.apply("select", none, Number(0.0, f32), Number(1.0, f32), dtype=f32)
+        sums = tuple(nest.declare(f32, each) for each in (sink, start, Number(0.0, f32)))
         with nest.loop(turns, "ordered", fence=True) as turn:
             numbers = [nest.let(add(first, scale(turn, JOINED), i)) for i in range(JOINED)]
             read = [[item(number, place) for place in (Number(0), Number(1), add(e, 2))] for number in numbers]
-            for number, (level, *values) in zip(numbers, read, strict=True):
-                factor = nest.apply("weight", nest.apply("subtract", level, safe))
-                there = nest.apply("LE", number, last, dtype=i1)
-                for sum_of, value in zip((total, result), values, strict=True):
-                    more = nest.apply("fma", factor, value, nest.keep(sum_of), dtype=f32)
-                    nest.emit(Set(sum_of, nest.apply("select", there, more, nest.keep(sum_of), dtype=f32)))
-        whole = nest.keep(total)
-        none = nest.apply("EQ", whole, Number(0.0, f32), dtype=i1)
-        quotient = nest.apply("divide", nest.keep(result), whole)
-        element = nest.apply("select", none, Number(0.0, f32), quotient, dtype=f32)
-        output.finish(nest, op, (token, head, e), nest.convert(element, tensor(op.result).element))
+            for number, (level, *more) in zip(numbers, read, strict=True):
+                hidden = nest.apply("GT", number, last, dtype=i1)
+                add_chunk(nest, sums, level, more, hidden)
+        _, total, result = sums
+        _finish(nest, paged, output, (token, head, e), nest.keep(result), nest.keep(total))
+
+
+def _sink(nest: Nest, paged: Paged, head: Expr) -> Expr:
+    """A score without a value."""
+    operands = paged.op.operands
+    return nest.convert(nest.pull(operands[6], (head,)), f32) if len(operands) == 7 else Number(-inf, f32)
+
+
+def _finish(nest: Nest, paged: Paged, output: Output, index: tuple[Expr, ...], result: Expr, total: Expr) -> None:
+    """Divide by the sum of weights; a query without keys gives zeros."""
+    none = nest.apply("EQ", total, Number(0.0, f32), dtype=i1)
+    element = nest.apply("select", none, Number(0.0, f32), nest.apply("divide", result, total), dtype=f32)
+    output.finish(nest, paged.op, index, nest.convert(element, tensor(paged.op.result).element))

@@ -19,6 +19,14 @@ import re
 WEIGHTS = """\
 #ifdef __CUDACC__
 inline f32 smelt_exp2(f32 x) { f32 y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+template <bool TRANSPOSED> inline void smelt_load_matrices(ui32 *to, const void *row) {  // ldmatrix: four of 8 x 8
+  if (TRANSPOSED)
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+        : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(smelt_shared_address(row)) : "memory");
+  else
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+        : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(smelt_shared_address(row)) : "memory");
+}
 #endif
 inline f32 smelt_lane_xor(f32 x, int by) {
   return __uint_as_float(__shfl_xor_sync(0xffffffffu, __float_as_uint(x), by));
@@ -34,14 +42,6 @@ inline ui32 smelt_pack(f32 low, f32 high) {  // two bf16, rounded to nearest eve
   ui32 both;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
   return both;
-}
-template <bool TRANSPOSED> inline void smelt_load_matrices(ui32 *to, const void *row) {  // ldmatrix: four of 8 x 8
-  if (TRANSPOSED)
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-        : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(smelt_shared_address(row)) : "memory");
-  else
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-        : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(smelt_shared_address(row)) : "memory");
 }
 #ifdef SMELT_WGMMA
 template <int N> inline void smelt_registers_up() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(N)); }

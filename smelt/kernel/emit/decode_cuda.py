@@ -1,13 +1,12 @@
 """Flash-decoding on tensor cores as CUDA: `smelt_decode`, the micro-kernel of the statement `Decode`.
 
-A block has up to 8 queries, and chunks of 128 keys; each of its eight warps has 16 keys of a chunk, and waits for
-others only to add up the results of a chunk. All keys and values of a chunk are in flight at the same time, from memory
-to registers; those of the next chunk are loaded as soon as registers are free. Chunks that masks hide are not read.
+A block has up to 8 queries, and chunks of 128 keys. `cp.async` fills a ring in shared memory with the keys of a chunk,
+its values, the keys of the next chunk and so on. Each of eight warps multiplies the queries by 16 keys, and the weights
+of all keys of the chunk by 16 columns of the values. Chunks that masks hide are not read.
 
-Rows of an instruction are queries, its columns are keys: so scores are where the weights of the next product belong.
-The sum does not depend on which steps an instruction combines: a thread reads 16 adjacent bytes of a key, and the same
-columns of four values. A query is three bf16, and so is a weight. Functions in front of `DECODE` have counterparts in
-the tests' emulator.
+Chunks are added up in order, by the online softmax. Where several blocks of a cluster have the chunks of the same
+queries, they write the results into the shared memory of the first one, which combines them. A query is three bf16, and
+so is a weight. Functions in front of `DECODE` have counterparts in the tests' emulator.
 """
 
 from __future__ import annotations
@@ -16,18 +15,22 @@ from smelt.kernel.loops.tensor_tile import DECODE_WARPS
 
 INSTRUCTIONS = """\
 #ifdef __CUDACC__
-inline ui32 smelt_stream_word(const void *from) {  // 4 bytes that are read once
-  ui32 to;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.u32 %0, [%1];" : "=r"(to) : "l"(from));
-  return to;
-}
 inline f32 smelt_most(f32 x, f32 y) { f32 z; asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y)); return z; }
+#if __CUDA_ARCH__ >= 900
+inline void smelt_cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+inline void smelt_cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+inline void smelt_cluster_write(f32 *to, int block, f32 x) {  // to the shared memory of a block of the cluster
+  asm volatile("{ .reg .u32 at; mapa.shared::cluster.u32 at, %0, %1; st.shared::cluster.f32 [at], %2; }"
+      :: "r"(smelt_shared_address(to)), "r"(block), "f"(x) : "memory");
+}
+#else
+inline void smelt_cluster_arrive() {}
+inline void smelt_cluster_wait() {}
+inline void smelt_cluster_write(f32 *to, int, f32 x) { *to = x; }
+#endif
 #endif
 """
 DECODE = """\
-inline f32 smelt_lane(f32 x, int lane) {
-  return __uint_as_float(__shfl_sync(0xffffffffu, __float_as_uint(x), lane));
-}
 inline f32 smelt_exp(f32 x) {  // of x <= 0: the error is that of the instruction, 2^-22
   const f32 power = x * 1.44269502f, rest = fmaf(x, 1.44269502f, -power) + x * 1.92596303e-8f;
   const f32 y = smelt_exp2(power);
@@ -40,60 +43,83 @@ inline void smelt_split_weight(f32 x, ui32 *to) {  // as `smelt_split`, of x >= 
   to[1] = __float_as_uint(fmaxf(middle, tiny));
   to[2] = __float_as_uint(fmaxf(rest - middle, tiny));
 }
-// CHECK: 0 masks hide no chunk, 1 they are the same for all queries, 2 any. WHOLE: there is memory for 16 keys wherever
-// there is one. ADJACENT: 16 keys are adjacent, not the elements of a key. `key_at`, `value_at`: the first of 16 keys,
-// and its value; others follow, `key_step` and `value_step` apart; where keys are adjacent, elements are.
-template <int DEPTH, int VALUES, int ROWS, int CHECK, bool WHOLE, bool ADJACENT, class Query, class Key, class Value,
-          class Mask, class Put>
+// The maximum with one more chunk, of which a key is seen, and what multiplies the chunks before it and that chunk.
+inline f32 smelt_next_level(f32 level, f32 most, f32 &old, f32 &fresh) {
+  const f32 less = smelt_weight_f32(-fabsf(most - level));
+  old = most > level ? less : 1;
+  fresh = most > level ? 1 : less;
+  return smelt_most(level, most);
+}
+// Where a row has CELLS of 16 bytes: the place of one. Eight rows of a cell are in different banks.
+template <int CELLS> inline ui32 smelt_row_cell(ui32 row, ui32 cell) {
+  return 16 * (CELLS * row + (cell ^ (CELLS == 2 ? row / 4 % 2 : CELLS % 8 ? row / 2 % 4 : row % 8)));
+}
+// The place an even number of cells after one of the first two: places that differ by constants take few instructions.
+template <int CELLS> inline ui32 smelt_later_cell(ui32 place, ui32 cells) {
+  enum { RUN = CELLS % 8 ? 4 : 8 };
+  return (place ^ cells % RUN * 16) + cells / RUN * RUN * 16;
+}
+// A warp copies rows of CELLS, `step` apart, to a place that is a multiple of 128; those from `valid` on are zeros.
+template <int CELLS, int ROWS, class Valid> inline void smelt_copy_rows(
+    ui32 lane, char *ring, ui32 to, const ui16 *from, i64 step, const Valid &valid) {
+  enum { EVEN = 32 % CELLS == 0, BELOW = EVEN ? 32 / CELLS : 1 };
+  const ui32 place = to + smelt_row_cell<CELLS>(lane / CELLS, lane % CELLS);
+  const ui16 *const first = from + lane / CELLS * step + lane % CELLS * 8;
+#pragma unroll
+  for (ui32 j = 0; j < CELLS * ROWS / 32; j++) {
+    const ui32 at = lane + 32 * j;
+    if (EVEN)
+      smelt_copy_async(ring + (place ^ (CELLS % 8 ? 0 : BELOW * j % 8 * 16)) + 512 * j, first + BELOW * j * step,
+          valid(lane / CELLS + BELOW * j) ? 16 : 0);
+    else
+      smelt_copy_async(ring + to + smelt_row_cell<CELLS>(at / CELLS, at % CELLS),
+          from + at / CELLS * step + at % CELLS * 8, valid(at / CELLS) ? 16 : 0);
+  }
+}
+inline f32 smelt_lane(f32 x, int lane) {
+  return __uint_as_float(__shfl_sync(0xffffffffu, __float_as_uint(x), lane));
+}
+struct __align__(8) smelt_half_words { ui32 x[2]; };
+// SLOTS of the ring hold keys or values of a chunk. SHARE: blocks of a cluster, which take chunks in turns; the first
+// combines the results. 0: results go to `put`, and a later launch combines them. CHECK: 0 masks hide no chunk, 1 they
+// are the same for all queries, 2 any. WHOLE: there is memory for 16 keys wherever there is one. ADJACENT: 16 keys are
+// adjacent, not the elements of a key. `key_at`, `value_at`: the first of 16 keys, and its value; others follow,
+// `key_step` and `value_step` apart; where keys are adjacent, elements are.
+template <int DEPTH, int VALUES, int ROWS, int SLOTS, int SHARE, int CHECK, bool WHOLE, bool ADJACENT, class Query,
+          class Key, class Value, class Mask, class Put, class Sink>
 inline void smelt_decode(int thread, char *ring, int rows, int keys, int first, int stride, int count, i64 key_step,
-    i64 value_step, const Query &query, const Key &key_at, const Value &value_at, const Mask &mask, const Put &put) {
+    i64 value_step, const Query &query, const Key &key_at, const Value &value_at, const Mask &mask, const Put &put,
+    const Sink &sink) {
   enum {
-    WARPS = DECODE_WARPS, CHUNK = 16 * WARPS, STEPS = DEPTH / 32, BLOCKS = VALUES / 64, WIDE = VALUES + 2,
-    PACKED = ROWS <= 4, PLANES = PACKED ? 1 : 2
+    WARPS = DECODE_WARPS, CHUNK = 16 * WARPS, STEPS = DEPTH / 16, WIDE = VALUES + 2, PACKED = ROWS <= 4,
+    PLANES = PACKED ? 1 : 2, SLOT = CHUNK * 2 * (DEPTH > VALUES ? DEPTH : VALUES), BLOCKS = VALUES / 16,
+    KEY_CELLS = ADJACENT ? 2 : DEPTH / 8, VALUE_CELLS = VALUES / 8, PAIRS = (PACKED ? 4 : 8) * (DEPTH / 2),
+    OWN_PAIRS = (PAIRS + 32 * WARPS - 1) / (32 * WARPS), OWN_BLOCKS = (BLOCKS + WARPS - 1) / WARPS
   };
-  const int warp = thread / 32, lane = thread % 32, group = lane / 4, member = lane % 4;
+  // Numbers that are known not to be negative are divided by shifts.
+  const int warp = (ui32)thread / 32, lane = (ui32)thread % 32, group = lane / 4, member = lane % 4;
+  const int line = lane % 8, matrix = lane / 8;
   const int row_here = PACKED ? group % 4 : group;  // the query whose scores this thread has
   const f32 infinity = __int_as_float(0x7f800000);
   // Operands of instructions. Rows 0 to 7 are the high parts of queries, 8 to 15 the middle ones; low ones are in an
-  // instruction of their own, or rows 4 to 7 if there are at most four queries.
-  smelt_words *const parts = (smelt_words *)ring;
-  f32 *const sums = (f32 *)(ring + 2 * STEPS * PLANES * 512);  // [warp][query][value]
-  f32 *const best = sums + WARPS * ROWS * WIDE, *const total = best + WARPS * ROWS;  // [warp][query]
+  // instruction of their own, or rows 4 to 7 if there are at most four queries. It is the same with weights, whose
+  // queries are columns: of four queries the middle parts are columns 4 to 7.
+  smelt_words *const parts = (smelt_words *)(ring + SLOTS * SLOT), *const weights = parts + STEPS * PLANES * 32;
+  smelt_half_words *const lows = (smelt_half_words *)(weights + 32 * WARPS);
+  f32 *const best = (f32 *)(lows + (PACKED ? 0 : 32 * WARPS)), *const total = best + WARPS * ROWS;  // [query][warp]
   ui32 *const found = (ui32 *)(total + WARPS * ROWS);  // [warp]
+  f32 *const held = (f32 *)(found + WARPS);  // [chunk][query][maximum, sum of weights, values], of all blocks
+  const int chunks = (keys + CHUNK - 1) / CHUNK;
   const auto start_of = [&](int i) { return (first + i * stride) * CHUNK + 16 * warp; };
-  const auto key_of = [&](int i) {  // the keys whose scores this thread has
-    return ADJACENT ? 4 * member + 2 * (i % 2) + i / 2 : 2 * member + i % 2 + i / 2 * 8;
-  };
-  smelt_words k[2 * STEPS], v[4 * BLOCKS];
-  const auto load_keys = [&](int i) {
-    const int start = start_of(i);
-    const ui16 *const from = key_at(start) + (ADJACENT ? 2 * group + 8 * member * key_step : 8 * member);
-    if constexpr (ADJACENT) {  // two neighbours of each element
-#pragma unroll
-      for (int s = 0; s < STEPS; s++)
-#pragma unroll
-        for (int e = 0; e < 8; e++)
-          k[2 * s + e / 4].x[e % 4] = smelt_stream_word(from + (32 * s + e) * key_step);
-    } else {
-#pragma unroll
-      for (int h = 0; h < 2; h++) {
-        const int key = 8 * h + group, there = WHOLE || start + key < keys ? key : keys - 1 - start;
-#pragma unroll
-        for (int s = 0; s < STEPS; s++) k[2 * s + h] = smelt_stream(from + there * key_step + 32 * s);
-      }
-    }
-  };
-  const auto load_values = [&](int i) {
-    const int start = start_of(i);
-    const ui16 *const from = value_at(start) + 8 * group;
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-      const int key = key_of(j), there = WHOLE || start + key < keys ? key : keys - 1 - start;
-#pragma unroll
-      for (int b = 0; b < BLOCKS; b++) v[4 * b + j] = smelt_stream(from + there * value_step + 64 * b);
-    }
-  };
   __syncthreads();
+  f32 raw[OWN_PAIRS][2];  // two elements of a query
+#pragma unroll
+  for (int j = 0; j < OWN_PAIRS; j++) {
+    const ui32 at = thread + 32 * WARPS * j, row = at / (DEPTH / 2), pair = at % (DEPTH / 2);
+    const bool there = (PAIRS % (32 * WARPS) == 0 || at < PAIRS) && (int)row < rows;
+    raw[j][0] = there ? query(row, 2 * pair) : 0;
+    raw[j][1] = there ? query(row, 2 * pair + 1) : 0;
+  }
   ui32 seen = 0;  // the chunks in which this warp has a key that some query sees
 #pragma unroll 4
   for (int i = 0; i < count; i += 2) {
@@ -108,76 +134,128 @@ inline void smelt_decode(int thread, char *ring, int rows, int keys, int first, 
     const ui32 lanes = __ballot_sync(0xffffffffu, visible);
     seen |= ((lanes & 0xffffu ? 1u : 0u) | (lanes >> 16 ? 2u : 0u)) << i;
   }
-  ui32 left = seen;
-  if (left) {
-    load_keys(__ffs(left) - 1);
-    load_values(__ffs(left) - 1);
+  if (lane == 0) found[warp] = seen;
+  if (SHARE > 1) {
+    if (first == 0 && thread < rows)
+      for (int c = 0; c < chunks; c++) held[(c * ROWS + thread) * WIDE] = -infinity;
+    smelt_cluster_arrive();
   }
-  for (int at = thread; at < (PACKED ? 4 : 8) * (DEPTH / 2); at += 32 * WARPS) {  // two elements of a query
-    const int row = at / (DEPTH / 2), pair = at % (DEPTH / 2), half = pair / 2 % 2, lane_of = 4 * row + pair / 4 % 4;
-    ui32 even[3] = {}, odd[3] = {};
-    if (row < rows) {
-      smelt_split(query(row, 2 * pair), even);
-      smelt_split(query(row, 2 * pair + 1), odd);
+  __syncthreads();
+  ui32 any = 0;
+#pragma unroll
+  for (int w = 0; w < WARPS; w++) any |= found[w];
+  // Keys and values of the chunks that some query sees go through the ring, as numbers 2 i and 2 i + 1 of chunk i.
+  ui32 coming = any, to_slot = 0;
+  int loaded = 0;
+  const auto load_next = [&]() {
+    if (coming) {
+      const int i = __ffs(coming) - 1, start = start_of(i);
+      const bool here = seen >> i & 1;
+      if (loaded % 2) {
+        const int valid = here ? keys - start : 0;  // zeros where no key is seen
+        smelt_copy_rows<VALUE_CELLS, 16>(lane, ring, to_slot * SLOT + 32 * VALUES * warp, value_at(here ? start : 0),
+            value_step, [&](int row) { return row < valid; });
+        coming &= coming - 1;
+      } else if (here) {
+        smelt_copy_rows<KEY_CELLS, ADJACENT ? DEPTH : 16>(lane, ring, to_slot * SLOT + 32 * DEPTH * warp,
+            key_at(start), key_step, [&](int row) { return WHOLE || ADJACENT || start + row < keys; });
+      }
     }
-    ui32 *const to = parts[(2 * (pair / 16) + half) * PLANES * 32 + lane_of].x + pair % 2 * 2;
+    smelt_copy_commit();
+    loaded++;
+    to_slot = to_slot == SLOTS - 1 ? 0 : to_slot + 1;
+  };
+#pragma unroll 1
+  while (loaded < SLOTS) load_next();
+#pragma unroll
+  for (int j = 0; j < OWN_PAIRS; j++) {
+    const ui32 at = thread + 32 * WARPS * j, row = at / (DEPTH / 2), pair = at % (DEPTH / 2);
+    if (PAIRS % (32 * WARPS) && at >= PAIRS) break;
+    ui32 even[3], odd[3];
+    smelt_split(raw[j][0], even);
+    smelt_split(raw[j][1], odd);
+    ui32 *const to = parts[pair / 8 * PLANES * 32 + 4 * row + pair % 4].x + pair / 4 % 2 * 2;
     to[0] = smelt_join(even[0], odd[0]);
     to[1] = smelt_join(even[1], odd[1]);
     to[(PACKED ? 16 : 32) * 4] = smelt_join(even[2], odd[2]);
     to[(PACKED ? 16 : 32) * 4 + 1] = 0;
   }
-  if (lane == 0) found[warp] = seen;
+  const auto keep = [&](int chunk, int row, int column, f32 x) {
+    if (SHARE > 1) smelt_cluster_write(held + (chunk * ROWS + row) * WIDE + 2 + column, 0, x);
+    else put(chunk, row, column, x, 0.0f);
+  };
+  if (!SHARE && thread < rows)
+    for (int i = 0; i < count; i++)
+      if (!(any >> i & 1) && (first + i * stride) * CHUNK < keys) keep(first + i * stride, thread, -2, -infinity);
+  // What the chunks so far add up to, with one block.
+  f32 level = sink(row_here < rows ? row_here : 0), whole = level == -infinity ? 0 : 1, result[OWN_BLOCKS][4] = {};
   __syncthreads();
-  ui32 any = 0;
-#pragma unroll
-  for (int w = 0; w < WARPS; w++) any |= found[w];
+  if (SHARE > 1) smelt_cluster_wait();
+  ui32 slot = 0;
 #pragma unroll 1
-  for (int i = 0; i < count; i++) {
-    const int chunk = first + i * stride, start = start_of(i);
-    if (!(any >> i & 1)) {
-      if (thread < rows && chunk * CHUNK < keys) put(chunk, thread, -2, -infinity);
-      continue;
-    }
-    if (seen >> i & 1) {
-      left &= left - 1;
-      f32 high[2][4] = {}, low[2][4] = {};  // each of the three parts of a query has a sum of its own
+  for (int turn = 0; any; any &= any - 1, turn++) {
+    const int i = __ffs(any) - 1, start = start_of(i), chunk = first + i * stride;
+    const bool here = seen >> i & 1;
+    const ui32 near_keys = slot * SLOT + 32 * DEPTH * warp;
+    slot = slot == SLOTS - 1 ? 0 : slot + 1;
+    const ui32 near_values = slot * SLOT;
+    slot = slot == SLOTS - 1 ? 0 : slot + 1;
+    f32 score[4], most = -infinity, sum = 0;
+    if (here) {
+      smelt_copy_wait<SLOTS - 2>();
+      __syncwarp();
+      // Each of the three parts of a query has a sum of its own; short chains of dependent instructions, two for each.
+      f32 high[2][2][4] = {}, low[2][2][4] = {};
 #pragma unroll
-      for (int s = 0; s < 2 * STEPS; s++) {
+      for (int s = 0; s < STEPS; s++) {
         smelt_words x[PLANES];
 #pragma unroll
         for (int p = 0; p < PLANES; p++) x[p] = parts[(s * PLANES + p) * 32 + lane];
+        ui32 own[4];
+        if (ADJACENT)
+          smelt_load_matrices<true>(
+              own, ring + near_keys + smelt_row_cell<2>(matrix % 2 * 8 + line, matrix / 2) + 512 * s);
+        else
+          smelt_load_matrices<false>(own, ring + smelt_later_cell<KEY_CELLS>(
+              near_keys + smelt_row_cell<KEY_CELLS>(matrix / 2 * 8 + line, matrix % 2), 2 * s));
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-          ui32 own[2];
-#pragma unroll
-          for (int e = 0; e < 2; e++) {
-            const ui32 even = k[s].x[2 * e], odd = k[s].x[2 * e + 1];
-            if (ADJACENT) own[e] = __byte_perm(even, odd, h ? 0x7632 : 0x5410);
-            else own[e] = k[s / 2 * 2 + h].x[s % 2 * 2 + e];
-          }
-          smelt_mma_sync(high[h], x[0].x, own);
-          if (!PACKED) smelt_mma_sync(low[h], x[PLANES - 1].x, own);
+          smelt_mma_sync(high[s % 2][h], x[0].x, own + 2 * h);
+          if (!PACKED) smelt_mma_sync(low[s % 2][h], x[PLANES - 1].x, own + 2 * h);
         }
       }
-      if (left) load_keys(__ffs(left) - 1);
-      f32 score[4], most = -infinity, sum = 0;
 #pragma unroll
       for (int j = 0; j < 4; j++) {
-        f32 x = high[j / 2][j % 2], y = high[j / 2][2 + j % 2], z = low[j / 2][j % 2];
+        const int h = j / 2, e = j % 2;
+        f32 x = high[0][h][e] + high[1][h][e], y = high[0][h][2 + e] + high[1][h][2 + e];
+        f32 z = low[0][h][e] + low[1][h][e];
         if (PACKED) {
           const f32 other = smelt_lane_xor(x, 16), middle = smelt_lane_xor(y, 16);
           z = group < 4 ? other : x;
           x = group < 4 ? x : other;
           y = group < 4 ? y : middle;
         }
-        const int key = start + key_of(j);
+        const int key = start + 2 * member + e + h * 8;
         score[j] = mask(x + (y + z), row_here < rows ? row_here : rows - 1, key < keys ? key : keys - 1);
         if (key >= keys) score[j] = -infinity;
         most = smelt_most(most, score[j]);
       }
       most = smelt_most(most, smelt_lane_xor(most, 1));
       most = smelt_most(most, smelt_lane_xor(most, 2));
-      const f32 safe = most == -infinity ? 0 : most;
+      if (member == 0 && group < ROWS) best[WARPS * group + warp] = most;
+    } else if (lane < ROWS) {
+      best[WARPS * lane + warp] = -infinity;
+    }
+    __syncthreads();  // all have multiplied their keys, and the values of the chunk before
+#pragma unroll 1
+    while (loaded <= 2 * turn + SLOTS) load_next();
+    const int inside = row_here < ROWS ? row_here : 0;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) most = smelt_most(most, best[WARPS * inside + w]);
+    const f32 safe = most == -infinity ? 0 : most;
+    smelt_words operand = {};
+    smelt_half_words last = {};
+    if (here) {
       ui32 weight[4][3];
 #pragma unroll
       for (int j = 0; j < 4; j++) {
@@ -187,66 +265,112 @@ inline void smelt_decode(int thread, char *ring, int rows, int keys, int first, 
       }
       sum += smelt_lane_xor(sum, 1);
       sum += smelt_lane_xor(sum, 2);
-      if (member == 0 && group < ROWS) best[ROWS * warp + group] = most, total[ROWS * warp + group] = sum;
-      if (start + 16 > keys) {  // what is there instead of values may be anything
 #pragma unroll
-        for (int j = 0; j < 4 * BLOCKS; j++)
-          if (start + key_of(j % 4) >= keys) v[j] = smelt_words{};
+      for (int h = 0; h < 2; h++) {
+        const ui32 x = __byte_perm(weight[2 * h][0], weight[2 * h + 1][0], 0x7632);
+        const ui32 y = __byte_perm(weight[2 * h][1], weight[2 * h + 1][1], 0x7632);
+        const ui32 z = __byte_perm(weight[2 * h][2], weight[2 * h + 1][2], 0x7632);
+        operand.x[h] = PACKED && group >= 4 ? y : x;
+        operand.x[2 + h] = !PACKED ? y : group < 4 ? z : 0;
+        last.x[h] = z;
       }
-      ui32 operand[3][2];
-#pragma unroll
-      for (int p = 0; p < 3; p++) {
-        operand[p][0] = __byte_perm(weight[0][p], weight[1][p], 0x7632);
-        operand[p][1] = __byte_perm(weight[2][p], weight[3][p], 0x7632);
-      }
-#pragma unroll
-      for (int b = 0; b < BLOCKS; b++)
-#pragma unroll
-        for (int c = 0; c < 4; c++) {  // columns 2 c and 2 c + 1 of the eight that a thread has
-          f32 o[4] = {};
-          ui32 y[4];
-#pragma unroll
-          for (int h = 0; h < 2; h++) {
-            const ui32 even = v[4 * b + 2 * h].x[c], odd = v[4 * b + 2 * h + 1].x[c];
-            y[2 * h] = __byte_perm(even, odd, 0x5410);
-            y[2 * h + 1] = __byte_perm(even, odd, 0x7632);
-          }
-#pragma unroll
-          for (int p = 2; p >= 0; p--) smelt_mma_sync(o, y, operand[p]);
-#pragma unroll
-          for (int e = 0; e < 2; e++) {
-            f32 *const to = sums + (ROWS * warp + 2 * member + e) * WIDE + 64 * b + 8 * group + 2 * c;
-            if (2 * member + e < ROWS) to[0] = o[e], to[1] = o[2 + e];
-          }
-        }
-      if (left) load_values(__ffs(left) - 1);
-    } else if (lane < ROWS) {
-      best[ROWS * warp + lane] = -infinity;
     }
-    __syncthreads();
-    for (int at = thread; at < rows * (VALUES / 2); at += 32 * WARPS) {  // a warp has elements of one query
-      const int row = at / (VALUES / 2), column = at % (VALUES / 2) * 2;
-      const f32 own = best[lane % WARPS * ROWS + row];
-      f32 most = own;
+    weights[32 * warp + lane] = operand;
+    if (!PACKED) lows[32 * warp + lane] = last;
+    if (member == 0 && group < ROWS) total[WARPS * group + warp] = sum;
+    smelt_copy_wait<SLOTS - 1>();
+    __syncthreads();  // weights and values are there
+    f32 weighed = 0, old = 1, fresh = 0;
+    if (SHARE == 1 || warp == 0)
 #pragma unroll
-      for (int by = 1; by < WARPS; by *= 2) most = smelt_most(most, smelt_lane_xor(most, by));
-      const f32 safe = most == -infinity ? 0 : most, factor = own == -infinity ? -1 : smelt_exp(own - safe);
-      f32 sum = own == -infinity ? 0 : factor * total[lane % WARPS * ROWS + row], x = 0, y = 0;
+      for (int w = 0; w < WARPS; w++) weighed += total[WARPS * inside + w];
+    const bool hidden = most == -infinity;  // from this query
+    if (SHARE == 1) {
+      level = smelt_next_level(level, most, old, fresh);
+      if (!hidden) whole = fmaf(fresh, weighed, old * whole);
+    } else if (warp == 0 && member == 0 && group < rows) {
+      keep(chunk, group, -2, most);
+      keep(chunk, group, -1, weighed);
+    }
 #pragma unroll
-      for (int by = 1; by < WARPS; by *= 2) sum += smelt_lane_xor(sum, by);
+    for (int b = 0; b < OWN_BLOCKS; b++) {
+      const int block = WARPS * b + warp;
+      if (BLOCKS % WARPS && block >= BLOCKS) break;
+      f32 o[2][3][4] = {};  // the same for the parts of a weight
 #pragma unroll
       for (int w = 0; w < WARPS; w++) {
-        const f32 *const from = sums + (ROWS * w + row) * WIDE + column;
-        const f32 times = smelt_lane(factor, w);
-        if (times == -1) continue;
-        x = fmaf(times, from[0], x);
-        y = fmaf(times, from[1], y);
+        ui32 own[4];
+        smelt_load_matrices<true>(own, ring + near_values + 32 * VALUES * w +
+            smelt_row_cell<VALUE_CELLS>(matrix / 2 * 8 + line, 2 * block + matrix % 2));
+        const smelt_words x = weights[32 * w + lane];
+        smelt_mma_sync(o[w % 2][0], own, x.x);
+        smelt_mma_sync(o[w % 2][1], own, x.x + 2);
+        if (!PACKED) smelt_mma_sync(o[w % 2][2], own, lows[32 * w + lane].x);
       }
-      put(chunk, row, column, x);
-      put(chunk, row, column + 1, y);
-      if (column == 0) put(chunk, row, -2, most), put(chunk, row, -1, sum);
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        const f32 high = o[0][0][e] + o[1][0][e], other = o[0][1][e] + o[1][1][e];
+        const f32 x = high + (PACKED ? smelt_lane_xor(high, 2) + other : other + (o[0][2][e] + o[1][2][e]));
+        const int row = 2 * member + e % 2;
+        if (SHARE == 1) {
+          const int of = 4 * row % 32;
+          const f32 factor = smelt_lane(hidden ? -1 : fresh, of);
+          const f32 next = fmaf(factor, x, smelt_lane(old, of) * result[b][e]);
+          result[b][e] = factor == -1 ? result[b][e] : next;
+        } else if (row < rows && (!PACKED || member < 2)) {
+          keep(chunk, row, 16 * block + group + e / 2 * 8, x);
+        }
+      }
     }
-    if (any >> i >> 1) __syncthreads();
+  }
+  if (SHARE == 1) {
+#pragma unroll
+    for (int b = 0; b < OWN_BLOCKS; b++) {
+      const int block = WARPS * b + warp;
+      if (BLOCKS % WARPS && block >= BLOCKS) break;
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        const int row = 2 * member + e % 2;
+        const f32 all = smelt_lane(whole, 4 * row % 32);
+        if (row < rows && (!PACKED || member < 2)) put(0, row, 16 * block + group + e / 2 * 8, result[b][e], all);
+      }
+    }
+  }
+  if (SHARE <= 1) return;
+  smelt_cluster_arrive();
+  smelt_cluster_wait();
+  if (first) return;
+  for (int row = warp; row < rows; row += WARPS) {  // factors instead of maxima and sums; a chunk for each thread
+    f32 *const item = held + (lane * ROWS + row) * WIDE;
+    const f32 most = lane < chunks ? item[0] : -infinity, weighed = most == -infinity ? 0 : item[1];
+    f32 before = sink(row), old, fresh;
+    whole = before == -infinity ? 0 : 1;
+#pragma unroll 8
+    for (int c = 0; c < chunks; c++) {
+      const f32 other = smelt_lane(most, c);
+      if (c < lane) before = smelt_most(before, other);
+    }
+    smelt_next_level(before, most, old, fresh);
+    if (most == -infinity) fresh = -1;
+    if (lane < chunks) item[0] = old, item[1] = fresh;
+#pragma unroll 8
+    for (int c = 0; c < chunks; c++) {
+      const f32 factor = smelt_lane(fresh, c), next = fmaf(factor, smelt_lane(weighed, c), smelt_lane(old, c) * whole);
+      whole = factor == -1 ? whole : next;
+    }
+    if (lane == 0) best[row] = whole;
+  }
+  __syncthreads();
+  for (int at = thread; at < rows * VALUES; at += 32 * WARPS) {
+    const int row = at / VALUES, column = at % VALUES;
+    f32 x = 0;
+#pragma unroll 8
+    for (int c = 0; c < chunks; c++) {
+      const f32 *const item = held + (c * ROWS + row) * WIDE;
+      const f32 next = fmaf(item[1], item[2 + column], item[0] * x);
+      x = item[1] == -1 ? x : next;
+    }
+    put(0, row, column, x, best[row]);
   }
 }
 """.replace("DECODE_WARPS", str(DECODE_WARPS))

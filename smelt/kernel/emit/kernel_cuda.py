@@ -64,12 +64,13 @@ from smelt.kernel.loops.simt import (
     map_to_grid,
 )
 from smelt.kernel.loops.tensor_tile import (
+    DECODE_BLOCKS,
     FEW_TENSOR,
     STREAM_COLUMNS,
     TENSOR,
     WARPS,
     attend_blocks,
-    decode_blocks,
+    decode_slots,
     few_columns,
     flash_parts,
     flash_stages,
@@ -176,7 +177,10 @@ class StagePrinter(Printer):
         if self.prefetches:
             parameters += [f"const i64 smelt_{name}" for name in PREFETCHED]
         bounds = str(stage.threads) if self.resident == 1 else f"{stage.threads}, {self.resident}"
-        head = f'extern "C" __global__ void __launch_bounds__({bounds}) {self.name}({", ".join(parameters)}) {{'
+        cluster = f"__cluster_dims__({self.cluster}, 1, 1) " if self.cluster > 1 else ""
+        head = (
+            f'extern "C" __global__ void {cluster}__launch_bounds__({bounds}) {self.name}({", ".join(parameters)}) {{'
+        )
         lane = {"thread": "0", "warp": f"(int)(threadIdx.x % {WARP})", "block": "(int)threadIdx.x"}[stage.group]
         start = [f"  const int {LANE} = {lane}; (void){LANE};", "  SMELT_RELEASE();"]
         if self.prefetches:
@@ -229,15 +233,19 @@ class StagePrinter(Printer):
     def resident(self) -> int:
         """Thread blocks per multiprocessor that should be resident, to hide latency."""
         products = [each for each in walk_statements(self.stage.body) if isinstance(each, Mma | BlockMma)]
-        decode = next((each for each in walk_statements(self.stage.body) if isinstance(each, Decode)), None)
-        if decode is not None:
-            return decode_blocks(decode)
+        if any(isinstance(each, Decode) for each in walk_statements(self.stage.body)):
+            return DECODE_BLOCKS
         attend = next((each for each in walk_statements(self.stage.body) if isinstance(each, Attend)), None)
         if attend is not None:
             return attend_blocks(attend)
         few = [each for each in products if isinstance(each, Mma) and each.form in FEW_TENSOR]
         by_blocks = [choose_shape(each)[1] for each in products if isinstance(each, BlockMma)]
         return min((*by_blocks, *(resident_blocks(each) for each in few)), default=1)
+
+    @property
+    def cluster(self) -> int:
+        """Thread blocks that read each other's shared memory. They have adjacent iterations."""
+        return max((each.share for each in walk_statements(self.stage.body) if isinstance(each, Decode)), default=1)
 
     @property
     def weights(self) -> int | None:
@@ -783,12 +791,17 @@ class StagePrinter(Printer):
             *function(key, decode.at_key, place_of(decode.v)),
             *function(f"f32 {decode.score.name}, {row}, {key}", decode.mask, f"return {self.expr(decode.masked)};"),
             *function(
-                f"i64 {decode.chunk.name}, {row}, i64 {decode.column.name}, f32 {decode.element.name}", decode.put, ""
+                f"i64 {decode.chunk.name}, {row}, i64 {decode.column.name}, f32 {decode.element.name},"
+                f" f32 {decode.total.name}",
+                decode.put,
+                "",
             ),
+            *function(row, decode.at_sink, f"return {self.expr(decode.sink)};"),
         ]
         self.alone = False
         functions[-1] = functions[-1].rstrip(",") + ");"
-        sizes = decode.depth, decode.values, decode.most, decode.check, int(decode.whole), int(decode.adjacent)
+        slots, flags = decode_slots(decode, self.stage.ring), (int(decode.whole), int(decode.adjacent))
+        sizes = decode.depth, decode.values, decode.most, slots, decode.share, decode.check, *flags
         numbers = (decode.rows, decode.keys, decode.first, decode.stride, decode.count, decode.k_step, decode.v_step)
         given = ", ".join((LANE, "smelt_shared", *map(self.expr, numbers)))
         return [f"{pad}smelt_decode<{', '.join(map(str, sizes))}>({given},", *functions]

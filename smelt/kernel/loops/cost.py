@@ -112,7 +112,7 @@ class Accesses:
                 queries = times * self.bound(rows)
                 self.block(at_query, queries * statement.depth)
                 self.block(mask, queries * self.bound(keys))
-                self.block(put, queries * (statement.values + 2) * self.bound(count))
+                self.block(put, queries * (statement.values + 2) * (1 if statement.share else self.bound(count)))
             case RoundRow(runs=runs, group=group):
                 self.reads[statement.row.array] = inf
                 targets = (statement.q, RUN * runs), (statement.scale, runs), (statement.total, RUN * runs // group)

@@ -362,10 +362,14 @@ class Decode(Frozen):
     times the scale. Key `key`, a multiple of 16, begins at `k`, its value at `v`, in bf16, with `depth` and `values`
     adjacent elements; the next 15 follow, `k_step` and `v_step` apart. `whole`: there is memory for all of them.
     `masked` is the score of (`row`, `key`) after masks, from `score`. `check`: 0 masks hide no chunk, 1 they are the
-    same for all queries, 2 anything else. `put` stores `element` `column` of query `row` of chunk `chunk`: weighted
-    values, the sum of the weights in column -1 and the maximum in -2, which is -inf where no query sees the chunk; then
-    there is nothing else. `adjacent`: not the elements of a key, but 16 keys are adjacent, and elements are `k_step`
-    apart.
+    same for all queries, 2 anything else. `adjacent`: not the elements of a key, but 16 keys are adjacent, and elements
+    are `k_step` apart.
+
+    `share` blocks, of which this one is `first`, combine the results of their chunks, `held` of them; a single one has
+    none. `put` stores the weighted sum `element` of column `column` of query `row`, whose weights have the sum `total`;
+    one of them is that of a score `sink`. With a `share` of 0 they do not: `put` stores those of each `chunk`, the sum
+    of the weights as column -1, and the maximum as -2, which is -inf where no query sees the chunk; then there is
+    nothing else.
     """
 
     rows: Expr
@@ -393,9 +397,14 @@ class Decode(Frozen):
     chunk: Var
     column: Var
     element: Var
+    total: Var
     put: tuple[Stmt, ...]
+    at_sink: tuple[Stmt, ...]
+    sink: Expr
     whole: bool
     adjacent: bool = False
+    share: int = 0
+    held: int = 0
 
 
 class Fail(Frozen):

@@ -231,7 +231,7 @@ def _stage(part: _Part, saved: Saved, room: int) -> Stage:
         ring = shared = attend_bytes(flash, room)
     elif decode is not None:
         assert not found, "its block has no other tiles"
-        ring = shared = decode_bytes(decode)
+        ring = shared = decode_bytes(decode, room)
     elif products:
         ring, tiles, shared = _around(products, found, room, has_multiprocessors(extent))
         threads = max(block_threads(each) if isinstance(each, BlockMma) else THREADS for each in products)

@@ -279,19 +279,56 @@ def attend_threads(attend: Attend) -> int:
     return 2 * attend.block + 128
 
 
-# ---- flash-decoding: a warp has 16 keys of a chunk ----
+# ---- flash-decoding: keys and values of chunks go through a ring ----
 
 DECODE_ROWS, DECODE_WARPS = 8, 8  # queries and warps of a block
 DECODE_KEYS = 16 * DECODE_WARPS  # of a chunk
-DECODE_DEEPEST = 256  # elements of a key, and of a value: registers hold them
+DECODE_DEEPEST = 256  # elements of a key, and of a value
+DECODE_CHUNKS = 32  # of a block, or of those that combine them
+DECODE_SLOTS = 3  # of the ring
+DECODE_BLOCKS = 2  # that registers must be enough for; the compiler takes few if it is one
+# Blocks that combine their chunks, and how many such clusters run at once, if each block has a multiprocessor: those of
+# a cluster are near each other, and some are left over.
+CLUSTERS = {8: 14, 4: 30, 2: 66}
+RESERVED = 1 << 10  # bytes of shared memory that each block takes beside its own
 
 
-def decode_bytes(decode: Decode) -> int:
-    """The shared memory of a block: queries as three bf16; sums, maxima, totals and visible chunks of each warp."""
-    queries = decode.depth // 32 * (1024 if decode.most <= 4 else 2048)
-    return queries + DECODE_WARPS * (4 * decode.most * (decode.values + 2 + 2) + 4)
+def decode_slot(depth: int, values: int) -> int:
+    """The bytes of the keys of a chunk, or of its values."""
+    return DECODE_KEYS * 2 * max(depth, values)
 
 
-def decode_blocks(decode: Decode) -> int:
-    """Blocks on a multiprocessor, so that registers hold what is being read."""
-    return 2 if decode.depth + decode.values <= DECODE_DEEPEST else 1
+def decode_fixed(depth: int, values: int, most: int, held: int) -> int:
+    """The bytes beside the ring: queries and weights as three bf16; maxima, totals and visible chunks of each warp; the
+    results of `held` chunks."""
+    queries = depth // 16 * 512 * (1 if most <= 4 else 2)
+    weights = DECODE_WARPS * 32 * (16 if most <= 4 else 24)
+    return queries + weights + DECODE_WARPS * (8 * most + 4) + held * most * (values + 2) * 4
+
+
+def fits_decode(room: int, depth: int, values: int, most: int, held: int) -> bool:
+    """Whether there is room for the keys and values of a chunk, and for what is beside them."""
+    return 2 * decode_slot(depth, values) + decode_fixed(depth, values, most, held) <= room
+
+
+def decode_bytes(decode: Decode, room: int) -> int:
+    """The shared memory of a block: a ring of three slots, or two, of a size for two blocks on a multiprocessor if that
+    is possible. More would be read before the first keys are there."""
+    fixed, slot = _decode_sizes(decode)
+    both = (room + RESERVED) // 2 - RESERVED
+    several = decode.count.size if isinstance(decode.count, Amount) else DECODE_SLOTS
+    useful = 2 * several if isinstance(several, int) else DECODE_SLOTS
+    wanted = [fixed + each * slot for each in range(min(useful, DECODE_SLOTS), 1, -1)]
+    enough = both if decode.share <= 1 else room
+    return next(each for most in (enough, room) for each in wanted if each <= most)
+
+
+def _decode_sizes(decode: Decode) -> tuple[int, int]:
+    fixed = decode_fixed(decode.depth, decode.values, decode.most, decode.held)
+    return fixed, decode_slot(decode.depth, decode.values)
+
+
+def decode_slots(decode: Decode, ring: int) -> int:
+    """The slots of a ring of this number of bytes, with what is beside it."""
+    fixed, slot = _decode_sizes(decode)
+    return (ring - fixed) // slot

@@ -156,7 +156,7 @@ def _attend(stmt: Attend, pad: str, inside: int) -> list[str]:
 
 
 def _decode(stmt: Decode, pad: str, inside: int) -> list[str]:
-    """The same for chunks of keys, without the division by the sum of weights."""
+    """The same for chunks of keys."""
     row, key, step, score = stmt.row.name, stmt.key.name, stmt.step.name, stmt.score.name
     chunks = f"{text(stmt.count)} chunks from {text(stmt.first)} on, {text(stmt.stride)} apart"
     return [
@@ -167,6 +167,8 @@ def _decode(stmt: Decode, pad: str, inside: int) -> list[str]:
         f"{pad}  key {_place(stmt.k)}, {stmt.depth} each; {stmt.values} of {_place(stmt.v)}",
         *lines(stmt.mask, inside),
         f"{pad}  mask {score}: give {text(stmt.masked)}",
+        *(lines(stmt.at_sink, inside) if stmt.share else []),
+        *([f"{pad}  {stmt.share} blocks, with {text(stmt.sink)}: give {stmt.total.name}"] if stmt.share else []),
         f"{pad}  put {stmt.element.name} of column {stmt.column.name} of chunk {stmt.chunk.name}:",
         *lines(stmt.put, inside + 1),
     ]
