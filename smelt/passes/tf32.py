@@ -29,7 +29,7 @@ def is_tf32(edit: Edit, value: Value) -> bool:
     if value.shape.dtype != f32 or maker is None:
         return False
     if maker.name == "stablehlo.reduce_precision":
-        return maker.attrs["exponent_bits"] >= EXPONENT and maker.attrs["mantissa_bits"] <= MANTISSA
+        return bool(maker.attrs["exponent_bits"] >= EXPONENT and maker.attrs["mantissa_bits"] <= MANTISSA)
     if maker.name == "stablehlo.constant":
         return not maker.attrs["value"].array.any()
     return maker.name in MOVES and all(is_tf32(edit, each) for each in edit.operands(maker))

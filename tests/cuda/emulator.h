@@ -88,6 +88,13 @@ static float e4m3(unsigned char bits) {
 }
 static float e5m2(unsigned char bits) { return f16((unsigned)bits << 8, 0); }
 typedef float (*Eight)(unsigned char);
+template <Eight ELEMENT> static float in_table(unsigned char bits) {
+  static float table[256];
+  static bool filled;
+  for (int i = 0; i < 256 && !filled; i++) table[i] = ELEMENT(i);
+  filled = true;
+  return table[bits];
+}
 // A sum of products of fp8, as Hopper's tensor cores have it: addends are cut to 14 bits of the largest one.
 static float add_cut(float sum, const float *more, int count) {
   float largest = fabsf(sum);
@@ -99,10 +106,10 @@ static float add_cut(float sum, const float *more, int count) {
     return sum;
   }
   if (!largest) return 0;
-  const int cut = 13 - ilogbf(largest);
-  double total = trunc(ldexp(sum, cut));
-  for (int i = 0; i < count; i++) total += trunc(ldexp(more[i], cut));
-  return (float)ldexp(total, -cut);
+  const double unit = ldexp(1, ilogbf(largest) - 13), steps = 1 / unit;
+  double total = trunc(sum * steps);
+  for (int i = 0; i < count; i++) total += trunc(more[i] * steps);
+  return (float)(total * unit);
 }
 // mma.sync.m16n8k16: who holds which element is NVIDIA's (PTX ISA, matrix fragments).
 static void multiply_fragments(float *c, const unsigned *a, const unsigned *b, float (*element)(unsigned, int)) {
@@ -156,7 +163,7 @@ static void multiply_eight(float *c, const unsigned *a, const unsigned *b, Eight
 }
 #define SMELT_EIGHT(L, R) \
   static void smelt_mma_sync_##L##_##R(float *c, const unsigned *a, const unsigned *b) { \
-    multiply_eight(c, a, b, L, R); \
+    multiply_eight(c, a, b, in_table<L>, in_table<R>); \
   }
 SMELT_EIGHT(e4m3, e4m3)
 SMELT_EIGHT(e4m3, e5m2)
@@ -295,7 +302,7 @@ static void multiply_words(float *d, const Product &of, int row, int column) {
 #define SMELT_EIGHT(L, R) \
   template <int COUNT> static void smelt_wgmma_##L##_##R( \
       float (&d)[COUNT], unsigned long long a, unsigned long long b, int more) { \
-    products[current].push_back({d, 2 * COUNT, a, b, !more, false, false, {}, bf16, false, {L, R}}); \
+    products[current].push_back({d, 2 * COUNT, a, b, !more, false, false, {}, bf16, false, {in_table<L>, in_table<R>}}); \
   }
 SMELT_EIGHT(e4m3, e4m3)
 SMELT_EIGHT(e4m3, e5m2)

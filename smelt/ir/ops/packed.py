@@ -4,8 +4,8 @@
 multiplies by a matrix in a layout, `smelt.packed_conv` convolves feature maps [batch, y, x, channel] by one, with zeros
 around them where it has a `padding`;
 `smelt.depthwise_conv` is a depthwise convolution. Element types say what is multiplied: floats, bf16 with sums of f32,
-fp8 with sums of f32, f32 by weights that are stored in 16 bits, or ui8 by i8 with exact sums of i32. All have reference semantics, so
-programs that hold them can be verified, printed and run by the reference engine.
+fp8 with sums of f32, f32 by weights that are stored in 16 bits, or ui8 by i8 with exact sums of i32. All have reference
+semantics, so programs that hold them can be verified, printed and run by the reference engine.
 """
 
 from __future__ import annotations

@@ -242,9 +242,8 @@ inline void smelt_tile(int lane, char *ring, i64 rows, const L *a, const i64 *st
   const int warp = lane / 32, group = lane % 32 / 4, member = lane % 4;
 #ifdef SMELT_WGMMA
   if constexpr (PARTS == 1) {
-    // PIECE: the columns that a block of K has parts of sums for; two of them where there are registers.
-    enum { N = ROWS == 128 ? COLUMNS : COLUMNS / 2, PIECE = N < 128 ? N : 128, TWICE = BLOCK && N <= 128 };
-    enum { AHEAD = BLOCK && !TWICE ? STAGES - 1 : STAGES - 2 };
+    // PIECE: the columns whose sums of a block of K registers hold beside all sums.
+    enum { N = ROWS == 128 ? COLUMNS : COLUMNS / 2, PIECE = N < 128 ? N : 128, AHEAD = STAGES - (BLOCK ? 1 : 2) };
     typename smelt_left<L>::Total sum[N / 2];
 #pragma unroll
     for (int i = 0; i < N / 2; i++) sum[i] = 0;
@@ -278,31 +277,7 @@ inline void smelt_tile(int lane, char *ring, i64 rows, const L *a, const i64 *st
         }
       smelt_wgmma_commit();
     };
-    if constexpr (TWICE) {  // the sums of a block are added while the next one is multiplied
-      f32 even[N / 2], odd[N / 2];
-#pragma unroll
-      for (int i = 0; i < N / 2; i++) even[i] = odd[i] = 0;
-      const auto take = [&](auto &part, auto &before) {
-        multiply(part, await_stage(), 0);
-        fetch_lines();
-        fetch_rows();
-        smelt_wgmma_wait<1>();
-        smelt_wgmma_done(before);
-#pragma unroll
-        for (int i = 0; i < N / 2; i++) sum[i] += before[i];
-      };
-      int stage = begin;
-      for (; stage + 1 < stages; stage += 2) {
-        take(even, odd);
-        take(odd, even);
-      }
-      if (stage < stages) take(even, odd);
-      smelt_wgmma_wait<0>();
-      smelt_wgmma_done(even);
-      smelt_wgmma_done(odd);
-#pragma unroll
-      for (int i = 0; i < N / 2; i++) sum[i] += stage < stages ? even[i] : odd[i];
-    } else if constexpr (BLOCK) {
+    if constexpr (BLOCK) {
       f32 part[PIECE / 2];
       for (int stage = begin; stage < stages; stage++) {
         const ui32 slot = await_stage();
