@@ -12,6 +12,7 @@ COMPUTED = (  # element types with arithmetic of their own; the others are store
 )
 
 
+FP8 = "fp8"  # the feature of a GPU whose tensor cores multiply floats of 8 bits
 WARPGROUPS = "warpgroups"  # the feature of a GPU whose warps multiply four together, from shared memory
 
 

@@ -36,7 +36,7 @@ from smelt.device.step_log import EventLog
 from smelt.dtype import Array, dtype
 from smelt.errors import DeviceError, UnsupportedError
 from smelt.shape import Shape
-from smelt.target import WARPGROUPS, Target
+from smelt.target import FP8, WARPGROUPS, Target
 from smelt.weights import Stored
 
 MAGIC = b"smeltgpu"
@@ -44,9 +44,9 @@ REMEDY = "compile the model again"
 ALIGN = 256
 TRANSFER, KERNEL, WAIT = 20.0, 4e-6, 20e-6  # GB/s of a copy from ordinary memory; seconds
 # By the compute capability that has them first.
-INSTRUCTIONS = (("mma.sync", (8, 0)), ("cp.async", (8, 0)), ("fp8", (8, 9)), ("TMA", (9, 0)))
+INSTRUCTIONS = (("mma.sync", (8, 0)), ("cp.async", (8, 0)), (FP8, (8, 9)), ("TMA", (9, 0)))
 # What kernels use, with the first and the last chip that has it.
-FEATURES = ((WARPGROUPS, (9, 0), (9, 0)),)
+FEATURES = ((FP8, (8, 9), (99, 9)), (WARPGROUPS, (9, 0), (9, 0)))
 PTX = "ptx"  # a feature of code: PTX for later chips is beside it
 
 

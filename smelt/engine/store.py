@@ -18,7 +18,7 @@ from smelt.bundle.stored import Code, RuntimeCode, StoredModel, StoredProgram, V
 from smelt.device import runtime
 from smelt.device.api import Arrays, Device
 from smelt.device.registry import device_of, find_device, find_target
-from smelt.dtype import bf16, f32, i8, ui8
+from smelt.dtype import DType, ElementType, bf16, f32, i8, ui8
 from smelt.engine.compile import (
     FUNCTIONS,
     NAME,
@@ -42,7 +42,7 @@ from smelt.ir.text import parse, print_program
 from smelt.kernel.tune.schedules import default_schedule, schedule_text
 from smelt.run.executable import NativeExecutable
 from smelt.shape import Shape
-from smelt.target import Target, TileShape, tile_shape
+from smelt.target import FP8, Target, TileShape, tile_shape
 from smelt.weights import Weights
 
 AGAIN = "compile the model again: smelt compile MODEL -o FILE.smelt"
@@ -50,9 +50,8 @@ LARGEST = 1 << 30  # bytes of a program's text
 PRODUCTS = frozenset({"stablehlo.dot_general", "stablehlo.convolution"})
 
 Bind: TypeAlias = Callable[[ProgramPlan, Target], Arrays | None]
-Layout: TypeAlias = tuple[
-    TileShape, bool
-]  # of packed weights: the register tile, and whether panels hold pairs of bf16
+# Of packed weights: the register tile, and whether panels hold pairs of bf16, and fp8.
+Layout: TypeAlias = tuple[TileShape, bool, bool]
 
 
 def default_targets(program: Program | None = None, device: Device | None = None) -> tuple[str, ...]:
@@ -63,9 +62,18 @@ def default_targets(program: Program | None = None, device: Device | None = None
 
 def has_int8(program: Program) -> bool:
     """Whether some value of a program is int8 or uint8."""
+    return not {i8, ui8}.isdisjoint(_element_types(program))
+
+
+def has_fp8(program: Program) -> bool:
+    """Whether some value of a program is a float of 8 bits."""
+    return any(isinstance(each, DType) and each.is_float and each.bits == 8 for each in _element_types(program))
+
+
+def _element_types(program: Program) -> set[ElementType]:
     results = (value for op in walk(program.main.body) for value in op.results)
     types = (value.type for value in (*program.main.args, *results))
-    return any(isinstance(type, Shape) and type.dtype in (i8, ui8) for type in types)
+    return {type.dtype for type in types if isinstance(type, Shape)}
 
 
 def has_bf16_products(program: Program) -> bool:
@@ -76,7 +84,9 @@ def has_bf16_products(program: Program) -> bool:
 
 def layout_of(program: Program, target: Target) -> Layout:
     """The layout of packed weights: targets that share it share the weights."""
-    return tile_shape(target), target.has_pairs and has_bf16_products(program)
+    eight = has_fp8(program)  # which other targets multiply as bf16 or f32
+    pairs = target.has_pairs and (eight or has_bf16_products(program))
+    return tile_shape(target), pairs, eight and FP8 in target.features
 
 
 def store_program(program: Program, target: Target, bound: Arrays | None, targets: Sequence[str]) -> StoredModel:
@@ -122,8 +132,8 @@ def _on_host(arrays: Arrays) -> Arrays:
 
 
 def _layout_text(layout: Layout) -> str:
-    tile, pairs = layout
-    return f"panels of {tile.columns} columns{' in pairs of bf16' if pairs else ''}"
+    tile, pairs, eight = layout
+    return f"panels of {tile.columns} columns{' of fp8' if eight else ' in pairs of bf16' if pairs else ''}"
 
 
 def store_weights(program: Program, weights: Weights, targets: Sequence[str]) -> StoredModel:

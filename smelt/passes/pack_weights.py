@@ -17,22 +17,29 @@ from smelt.dim import Size, product
 from smelt.ir.attributes import DotDims
 from smelt.ir.core import Value
 from smelt.ir.ops.linear import grouped_axes
-from smelt.ir.ops.packed import OCTET, PAIR, WINOGRAD_G
+from smelt.ir.ops.packed import FP8, OCTET, PAIR, QUAD, SIXTEEN, WINOGRAD_G
 from smelt.ir.rewrite import Match, Rule, op
 from smelt.layout import panels
 from smelt.passes.channels_last import channels_last_dims
 from smelt.passes.split_prepare import WEIGHT
+from smelt.passes.tf32 import is_tf32
 from smelt.shape import Shape
 
 # By the types of both operands, adjacent steps of k in a panel; results are f32.
 K_PACK = {("f32", "f32"): 1, ("f32", "f16"): 1, ("f32", "bf16"): 1, ("bf16", "bf16"): PAIR}
-K_PACK_SIMT = {**K_PACK, ("f32", "bf16"): OCTET, ("bf16", "bf16"): OCTET, ("f16", "f16"): OCTET}
+K_PACK_SIMT = {
+    **K_PACK,
+    **dict.fromkeys((("f32", "bf16"), ("bf16", "bf16"), ("f16", "f16")), OCTET),
+    **{(left.name, right.name): SIXTEEN for left in FP8 for right in FP8},
+    ("tf32", "tf32"): QUAD,
+}
 Packs = Mapping[tuple[str, str], int]
 NARROW = ("bf16", "f16")  # types of weights that an f32 GEMM widens
 LEAST, FEWEST = 8, 32  # output rows and columns, channels: Winograd gains nothing below these
 MANY = 512  # output pixels, for a kernel that changes
 DEEP = 32  # channels: of fewer, those of a row of the window are read together
 MOST_TAPS = 64  # of a window: a bit of a word for each
+FEW_ROWS = 8  # up to which a product waits for memory: tensor cores have nothing to gain
 
 
 def pack_rules(width: int, *, simt: bool = False) -> list[Rule]:
@@ -157,10 +164,26 @@ def _without_zeros(
 
 
 def _layout(m: Match, stored: Value, width: int, packs: Packs) -> str | None:
-    """The layout of the right operand, if the product is of f32 or bf16 with an f32 result."""
-    left, right = (str(m[name].shape.dtype) for name in ("x", "y"))
-    pack = packs.get((left, str(stored.shape.dtype)))
-    return panels(width, pack) if pack and left == right and str(m.shape.dtype) == "f32" else None
+    """The layout of the right operand, if the product is of types with a kernel and has an f32 result."""
+    left, right = (m[name].shape.dtype for name in ("x", "y"))
+    pack = packs.get((str(left), str(stored.shape.dtype)))
+    if ("tf32", "tf32") in packs and stored is m["y"] and _suits_tf32(m):
+        pack = packs["tf32", "tf32"]
+    alike = left == right or (left in FP8 and right in FP8)
+    return panels(width, pack) if pack and alike and str(m.shape.dtype) == "f32" else None
+
+
+def _suits_tf32(m: Match) -> bool:
+    """Whether both operands were rounded to tf32, and there are many rows, or whole runs of 4 channels."""
+    if not is_tf32(m.edit, m["x"]) or not is_tf32(m.edit, m["y"]):
+        return False
+    if m.op.name == "stablehlo.convolution":
+        depth = m["y"].shape.sizes[-2]
+        return isinstance(depth, int) and depth % QUAD == 0
+    dims = m.op.attrs["dot_dimension_numbers"]
+    summed = (*dims.lhs_batching_dimensions, *dims.lhs_contracting_dimensions)
+    rows = product(size for d, size in enumerate(m["x"].shape.sizes) if d not in summed)
+    return not isinstance(rows, int) or rows > FEW_ROWS
 
 
 def _suits_winograd(m: Match, kernel: Value, window: tuple[Size, ...], steps: tuple[int, ...]) -> bool:

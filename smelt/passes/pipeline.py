@@ -31,6 +31,7 @@ from smelt.passes.lower import lower
 from smelt.passes.lower_bf16 import bf16_rules
 from smelt.passes.lower_blocks import lower_blocks, merge_block_dots
 from smelt.passes.lower_custom_calls import lower_custom_calls
+from smelt.passes.lower_fp8 import fp8_rules
 from smelt.passes.lower_int8 import QUANTISING, SPREADING, Panel, int8_rules
 from smelt.passes.lower_quantised_types import lower_quantised_types
 from smelt.passes.lower_random import lower_random
@@ -42,7 +43,7 @@ from smelt.passes.refine_shapes import defer_shape_errors, refine_shapes
 from smelt.passes.rematerialise import rematerialise
 from smelt.passes.simplify import SIMPLIFY
 from smelt.passes.split_prepare import split_prepare
-from smelt.target import Target, tile_shape
+from smelt.target import FP8, Target, tile_shape
 
 
 class Pass(Frozen):
@@ -131,6 +132,10 @@ def passes(
         count = rewrite(edit, bf16_rules(pack))
         return count + common_subexpressions(edit) if count else 0  # matmuls that share an operand share its conversion
 
+    def lower_fp8(edit: Edit) -> int:
+        assert target is not None
+        return rewrite(edit, fp8_rules(fp8=FP8 in target.features, pairs=target.has_pairs))
+
     def blocks(edit: Edit) -> int:
         count = lower_blocks(edit, grouped=not simt)  # a GPU multiplies ragged groups by decoded weights
         count += common_subexpressions(edit) if count else 0  # products of the same rows round them once
@@ -168,6 +173,7 @@ def passes(
             "compute quantised matmuls and convolutions as int8 GEMM",
         ),
         Pass("inline", inline_composites, "decompose composites that have no kernel"),
+        Pass("lower_fp8", per_function(lower_fp8), "compute fp8 matmuls as fp8 GEMM, or in bf16 or f32"),
         Pass("lower_bf16", per_function(lower_bf16), "compute bf16 matmuls as bf16 GEMM, or in f32"),
         Pass("fuse_quantise", until_stable(fuse_quantise), "fuse scale, zero point, rounding and clamp into one op"),
     )

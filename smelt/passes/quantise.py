@@ -1,9 +1,9 @@
-"""Dynamic quantisation on request: f32 weight matmuls and convolutions in int8 or bf16.
+"""Dynamic quantisation on request: f32 weight matmuls and convolutions in int8, bf16 or tf32.
 
-In: a program as it was read, and a name out of `PRECISIONS`. Out: StableHLO. bf16: both operands are rounded, sums and
-results stay f32 (see `lower_bf16`). int8: weights get one scale per output channel; activations are quantised at every
-call, matrix rows to uint8 with a scale and a zero point each, feature maps with a scale each to int8, or to uint8 after
-a ReLU. `recognise` finds the result as `smelt.qdot`. Called by `smelt.model`.
+In: a program as it was read, and a name out of `PRECISIONS`. Out: StableHLO. bf16 and tf32: both operands are rounded,
+sums and results stay f32 (see `lower_bf16`, `tf32`). int8: weights get one scale per output channel; activations are
+quantised at every call, matrix rows to uint8 with a scale and a zero point each, feature maps with a scale each to
+int8, or to uint8 after a ReLU. `recognise` finds the result as `smelt.qdot`. Called by `smelt.model`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from smelt.passes.channels_last import channels_last_dims
 from smelt.passes.inline import inline
 from smelt.passes.narrow_activations import find_attention, narrow_activations, narrow_attention
 from smelt.passes.split_prepare import WEIGHT
+from smelt.passes.tf32 import is_tf32, round_to_tf32
 from smelt.shape import Shape
 
 PRECISIONS = MappingProxyType(
@@ -30,6 +31,7 @@ PRECISIONS = MappingProxyType(
         "f32": "every op in the precision of the model",
         "bf16": "weight matmuls and convolutions on operands rounded to bf16",
         "bf16_activations": "as bf16, and activations are stored in bf16 between kernels; attention in bf16",
+        "tf32": "weight matmuls and convolutions on operands rounded to tf32, 10 bits of mantissa",
         "int8": "weight matmuls and convolutions in int8",
     }
 )
@@ -49,7 +51,7 @@ def check_precision(precision: str) -> None:
             "there is no f16 GEMM kernel",
             expected=", ".join(PRECISIONS),
             got=precision,
-            remedy='precision="bf16", "int8" or "f32"',
+            remedy='precision="bf16", "tf32", "int8" or "f32"',
         )
     raise UnsupportedError("unknown precision", expected=", ".join(PRECISIONS), got=precision)
 
@@ -110,6 +112,22 @@ def _dot_bf16(m: Match) -> Value | None:
 
 def _convolution_bf16(m: Match) -> Value | None:
     return _round_to_bf16(m) if _is_weight_convolution(m, PAIR) else None
+
+
+def _dot_tf32(m: Match) -> Value | None:
+    return _rounded_to_tf32(m) if _is_weight_matmul(m) else None
+
+
+def _convolution_tf32(m: Match) -> Value | None:
+    return _rounded_to_tf32(m) if _is_weight_convolution(m, QUAD) else None
+
+
+def _rounded_to_tf32(m: Match) -> Value | None:
+    if is_tf32(m.edit, m["x"]) and is_tf32(m.edit, m["y"]):
+        return None
+    operands = (round_to_tf32(m.build, m[name]) for name in ("x", "y"))
+    attrs = {name: value for name, value in m.op.attrs.items() if name != "algorithm"}
+    return m.build.op(m.op.name, *operands, result=m.shape, **attrs).result
 
 
 def _few_channels_bf16(m: Match) -> Value | None:
@@ -183,6 +201,10 @@ RULES = {
         Rule(op("stablehlo.convolution", "x", "y"), _convolution, "requested: weights and feature maps in int8"),
     ],
     "bf16": BF16_RULES,
+    "tf32": [
+        Rule(op("stablehlo.dot_general", "x", "y"), _dot_tf32, "requested: operands rounded to tf32"),
+        Rule(op("stablehlo.convolution", "x", "y"), _convolution_tf32, "requested: operands rounded to tf32"),
+    ],
     NARROW: [
         *BF16_RULES,
         Rule(

@@ -1,4 +1,4 @@
-"""Precision "bf16": every f32 matmul of a program on operands rounded to bf16, with sums and results in f32.
+"""Precisions "bf16" and "tf32": every f32 matmul of a program on rounded operands, with sums and results in f32.
 
 In: a program of f32 arithmetic. Out: StableHLO. What depends on weights alone is rounded once, when they are bound.
 `tensor.jit.compile` calls it for language models; `quantise` is the same for weight matmuls of models that were read.
@@ -6,20 +6,24 @@ In: a program of f32 arithmetic. Out: StableHLO. What depends on weights alone i
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from smelt.dtype import bf16, f32
 from smelt.ir.core import Op, Program, Value
 from smelt.ir.rewrite import Edit
+from smelt.passes.tf32 import round_to_tf32
 
 
-def round_products(program: Program) -> Program:
+def round_products(program: Program, precision: str = "bf16") -> Program:
     """The program, decompositions of composites included."""
+    round_one = ROUND[precision]
     signatures = {name: func.type for name, func in program.funcs.items()}
     changed = []
     for func in program.funcs.values():
         edit = Edit(func, signatures)
         products = [each for each in edit.ops() if is_f32_product(each)]
         for each in products:
-            edit.replace(each.result, round_product(edit, each))
+            edit.replace(each.result, round_one(edit, each))
             edit.erase_if_dead(each)
         if products:
             changed.append(edit.freeze())
@@ -46,3 +50,14 @@ def _narrow(edit: Edit, product: Op, value: Value) -> Value:
         if source.shape.dtype == bf16:
             return source
     return edit.before(product).convert(value, result=value.shape.with_dtype(bf16))
+
+
+def _round_product_to_tf32(edit: Edit, product: Op) -> Value:
+    """The same product of f32 operands rounded to tf32."""
+    b = edit.before(product)
+    rounded = [round_to_tf32(b, value) for value in edit.operands(product)]
+    attrs = {name: value for name, value in product.attrs.items() if name != "algorithm"}
+    return b.op(product.name, *rounded, result=product.result.shape, **attrs).result
+
+
+ROUND: dict[str, Callable[[Edit, Op], Value]] = {"bf16": round_product, "tf32": _round_product_to_tf32}

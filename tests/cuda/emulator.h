@@ -84,6 +84,42 @@ static float f16(unsigned word, int half) {
   const float size = exponent == 31 ? (rest ? NAN : INFINITY) : exponent ? ldexpf(1024 + rest, exponent - 25) : ldexpf(rest, -24);
   return bits >> 15 ? -size : size;
 }
+static float tf32(unsigned bits) {  // tensor cores do not read the other bits
+  bits &= 0xffffe000u;
+  float x;
+  memcpy(&x, &bits, 4);
+  return x;
+}
+static float e4m3(unsigned char bits) {
+  const int exponent = bits >> 3 & 15, rest = bits & 7;
+  const float size = (bits & 127) == 127 ? NAN : exponent ? ldexpf(8 + rest, exponent - 10) : ldexpf(rest, -9);
+  return bits >> 7 ? -size : size;
+}
+static float e5m2(unsigned char bits) { return f16((unsigned)bits << 8, 0); }
+typedef float (*Eight)(unsigned char);
+template <Eight ELEMENT> static float in_table(unsigned char bits) {
+  static float table[256];
+  static bool filled;
+  for (int i = 0; i < 256 && !filled; i++) table[i] = ELEMENT(i);
+  filled = true;
+  return table[bits];
+}
+// A sum of products of fp8, as Hopper's tensor cores have it: addends are cut to 14 bits of the largest one.
+static float add_cut(float sum, const float *more, int count) {
+  float largest = fabsf(sum);
+  for (int i = 0; i < count; i++) largest = fmaxf(largest, fabsf(more[i]));
+  bool finite = largest < INFINITY;
+  for (int i = 0; i < count; i++) finite = finite && more[i] == more[i];
+  if (!finite || sum != sum) {
+    for (int i = 0; i < count; i++) sum += more[i];
+    return sum;
+  }
+  if (!largest) return 0;
+  const double unit = ldexp(1, ilogbf(largest) - 13), steps = 1 / unit;
+  double total = trunc(sum * steps);
+  for (int i = 0; i < count; i++) total += trunc(more[i] * steps);
+  return (float)(total * unit);
+}
 // mma.sync.m16n8k16: who holds which element is NVIDIA's (PTX ISA, matrix fragments).
 static void multiply_fragments(float *c, const unsigned *a, const unsigned *b, float (*element)(unsigned, int)) {
   memcpy(left_words[current], a, 16);
@@ -102,6 +138,47 @@ static void multiply_fragments(float *c, const unsigned *a, const unsigned *b, f
 }
 static void smelt_mma_sync(float *c, const unsigned *a, const unsigned *b) { multiply_fragments(c, a, b, bf16); }
 static void smelt_mma_sync_f16(float *c, const unsigned *a, const unsigned *b) { multiply_fragments(c, a, b, f16); }
+
+static void smelt_mma_sync_tf32(float *c, const unsigned *a, const unsigned *b) {  // m16n8k8
+  memcpy(left_words[current], a, 16);
+  memcpy(right_words[current], b, 8);
+  __syncwarp();
+  const int first = current / WARP * WARP, group = current % WARP / 4, member = current % 4;
+  for (int e = 0; e < 4; e++) {
+    const int row = group + e / 2 * 8, column = 2 * member + e % 2;
+    for (int k = 0; k < 8; k++) {
+      const unsigned x = left_words[first + row % 8 * 4 + k % 4][row / 8 + k / 4 * 2];
+      c[e] += tf32(x) * tf32(right_words[first + column * 4 + k % 4][k / 4]);
+    }
+  }
+  __syncwarp();
+}
+static void multiply_eight(float *c, const unsigned *a, const unsigned *b, Eight left, Eight right) {  // m16n8k32
+  memcpy(left_words[current], a, 16);
+  memcpy(right_words[current], b, 8);
+  __syncwarp();
+  const int first = current / WARP * WARP, group = current % WARP / 4, member = current % 4;
+  for (int e = 0; e < 4; e++) {
+    const int row = group + e / 2 * 8, column = 2 * member + e % 2;
+    float more[32];
+    for (int k = 0; k < 32; k++) {
+      const unsigned x = left_words[first + row % 8 * 4 + k % 16 / 4][row / 8 + k / 16 * 2];
+      const unsigned y = right_words[first + column * 4 + k % 16 / 4][k / 16];
+      more[k] = left(x >> k % 4 * 8) * right(y >> k % 4 * 8);
+    }
+    c[e] = add_cut(c[e], more, 32);
+  }
+  __syncwarp();
+}
+#define SMELT_EIGHT(L, R) \
+  static void smelt_mma_sync_##L##_##R(float *c, const unsigned *a, const unsigned *b) { \
+    multiply_eight(c, a, b, in_table<L>, in_table<R>); \
+  }
+SMELT_EIGHT(e4m3, e4m3)
+SMELT_EIGHT(e4m3, e5m2)
+SMELT_EIGHT(e5m2, e4m3)
+SMELT_EIGHT(e5m2, e5m2)
+#undef SMELT_EIGHT
 
 // mma.sync.m16n8k32 of bytes, without sums to add to: the left ones may have a sign, the right ones do.
 template <bool SIGNED> static void smelt_mma_bytes(int *c, const unsigned *a, const unsigned *b) {
@@ -183,29 +260,30 @@ static float smelt_read_shared(const float *from) { return *from; }
 template <class W = smelt_words> static W smelt_read(const void *from) { return *(const W *)from; }
 template <class W = smelt_words> static W smelt_stream(const void *from) { return *(const W *)from; }
 #ifdef SMELT_WGMMA
-// An element of a matrix in shared memory that a descriptor names. K-major: without a swizzle, or with one of 64 or 128
-// bytes; `across`: rows are adjacent (MN-major), with a swizzle of 128 bytes.
+// A place in a matrix in shared memory that a descriptor names, `byte` bytes along K. K-major: without a swizzle, or
+// with one of 64 or 128 bytes.
+static const char *place_of(unsigned long long form, int row, int byte) {
+  const unsigned start = (form & 0x3fff) << 4, leading = (form >> 16 & 0x3fff) << 4, stride = (form >> 32 & 0x3fff) << 4;
+  if (form >> 62 == 0) return own_shared() + start + byte / 16 * leading + row / 8 * stride + row % 8 * 16 + byte % 16;
+  if (form >> 62 == 3) abort();
+  const int wide = form >> 62 == 1 ? 128 : 64;
+  const unsigned at = start + row / 8 * stride + row % 8 * wide + byte;
+  return own_shared() + (at ^ (at >> 7 & (wide / 16 - 1)) << 4);
+}
+// An element of 16 bits; `across`: rows are adjacent (MN-major), with a swizzle of 128 bytes.
 static float described(
     unsigned long long form, int row, int k, float (*element)(unsigned, int) = bf16, bool across = false) {
   const unsigned start = (form & 0x3fff) << 4, leading = (form >> 16 & 0x3fff) << 4, stride = (form >> 32 & 0x3fff) << 4;
-  unsigned at;
+  const char *place;
   if (across) {
     if (form >> 62 != 1) abort();
-    at = start + row / 64 * leading + row % 64 * 2 + k / 8 * stride + k % 8 * 128;
-    at ^= (at >> 7 & 7) << 4;
-  } else if (form >> 62 == 0) {
-    at = start + k / 8 * leading + row / 8 * stride + row % 8 * 16 + k % 8 * 2;
-  } else if (form >> 62 == 1) {
-    at = start + row / 8 * stride + row % 8 * 128 + k * 2;
-    at ^= (at >> 7 & 7) << 4;
-  } else if (form >> 62 == 2) {
-    at = start + row / 8 * stride + row % 8 * 64 + k * 2;
-    at ^= (at >> 7 & 3) << 4;
+    const unsigned at = start + row / 64 * leading + row % 64 * 2 + k / 8 * stride + k % 8 * 128;
+    place = own_shared() + (at ^ (at >> 7 & 7) << 4);
   } else {
-    abort();
+    place = place_of(form, row, 2 * k);
   }
   unsigned short x;
-  memcpy(&x, own_shared() + at, 2);
+  memcpy(&x, place, 2);
   return element(x, 0);
 }
 struct Product {
@@ -215,6 +293,8 @@ struct Product {
   bool replaces, in_registers, across;
   unsigned left[4];
   float (*element)(unsigned, int) = bf16;
+  bool words = false;  // of tf32
+  Eight eight[2] = {};  // types of fp8
 };
 static std::vector<Product> products[MOST];
 static std::vector<int> product_groups[MOST];
@@ -225,6 +305,29 @@ template <int COUNT> static void smelt_wgmma(float (&d)[COUNT], unsigned long lo
 }
 template <int COUNT> static void smelt_wgmma_f16(float (&d)[COUNT], unsigned long long a, unsigned long long b) {
   products[current].push_back({d, 2 * COUNT, a, b, false, false, false, {}, f16});
+}
+template <int COUNT> static void smelt_wgmma_tf32(float (&d)[COUNT], unsigned long long a, unsigned long long b) {
+  products[current].push_back({d, 2 * COUNT, a, b, false, false, false, {}, bf16, true});
+}
+static void multiply_words(float *d, const Product &of, int row, int column) {
+  for (int k = 0; k < 8; k++)
+    *d += tf32(*(const unsigned *)place_of(of.a, row, 4 * k)) * tf32(*(const unsigned *)place_of(of.b, column, 4 * k));
+}
+#define SMELT_EIGHT(L, R) \
+  template <int COUNT> static void smelt_wgmma_##L##_##R( \
+      float (&d)[COUNT], unsigned long long a, unsigned long long b, int more) { \
+    products[current].push_back({d, 2 * COUNT, a, b, !more, false, false, {}, bf16, false, {in_table<L>, in_table<R>}}); \
+  }
+SMELT_EIGHT(e4m3, e4m3)
+SMELT_EIGHT(e4m3, e5m2)
+SMELT_EIGHT(e5m2, e4m3)
+SMELT_EIGHT(e5m2, e5m2)
+#undef SMELT_EIGHT
+static void multiply_eight(float *d, const Product &of, int row, int column) {
+  float more[32];
+  for (int k = 0; k < 32; k++)
+    more[k] = of.eight[0](*place_of(of.a, row, k)) * of.eight[1](*place_of(of.b, column, k));
+  *d = add_cut(of.replaces ? 0 : *d, more, 32);
 }
 static float raw(unsigned word, int) { return word; }  // two bytes
 template <int COUNT> static void smelt_wgmma_int8(int (&d)[COUNT], unsigned long long a, unsigned long long b) {
@@ -263,6 +366,11 @@ template <int N> static void smelt_wgmma_wait() {
         const int column = i / 4 * 8 + current % 4 * 2 + i % 2;
         if (all[p].element == raw) {
           multiply_bytes((int *)all[p].d + i, all[p], row, column);
+          continue;
+        }
+        if (all[p].words || all[p].eight[0]) {
+          if (all[p].words) multiply_words(all[p].d + i, all[p], row, column);
+          else multiply_eight(all[p].d + i, all[p], row, column);
           continue;
         }
         if (all[p].replaces) all[p].d[i] = 0;

@@ -17,6 +17,7 @@ from smelt.engine.compile import emit_source, plan_program
 from smelt.engine.native import NativeEngine
 from smelt.engine.reference import ReferenceEngine
 from smelt.ir.core import Program
+from smelt.ir.integer import reduce_precision
 from smelt.ir.text import parse, print_program
 from smelt.kernel.build import conv_simt, gemm_simt
 from smelt.kernel.build.gemm_simt import TensorSize
@@ -329,3 +330,168 @@ def test_a_network_with_activations_in_bf16(emulated: EmulatedCuda, seed: int) -
     )
     want = maps.reshape(1, 32, 64).transpose(0, 2, 1) @ w.astype(np.float64)
     assert np.abs(got - want).max() <= 4 * ROUNDING * np.abs(want).max()
+
+
+# ---- tf32 and fp8 ----
+
+TF32_SUM = 2**-20  # of a sum of products that are exact in f32, relative to the sum of their sizes
+FP8_SUM = 2**-10  # of sums that tensor cores add with 14 bits, 128 steps at a time
+
+
+def dot(rows: int, depth: int, columns: int, left: str, right: str = "", result: str = "f32") -> Program:
+    """Rows by weights."""
+    x, w = f"tensor<{rows}x{depth}x{left}>", f"tensor<{depth}x{columns}x{right or left}>"
+    y = f"tensor<{rows}x{columns}x{result}>"
+    return parse(f"""func.func @main(%x: {x}, %w: {w} {{smelt.weight = "w"}}) -> {y} {{
+  %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : ({x}, {w}) -> {y}
+  return %0 : {y}
+}}""")
+
+
+def worst_error(got: Any, x: Any, w: Any) -> float:
+    """Against doubles, relative to the sum of the sizes of the products."""
+    x, w = x.astype(np.float64), w.astype(np.float64)
+    return float((np.abs(got - x @ w) / (np.abs(x) @ np.abs(w))).max())
+
+
+def to_tf32(x: Any) -> Any:
+    return reduce_precision(x, 8, 10)
+
+
+@pytest.mark.parametrize("machine", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("tile", gemm_simt.TILES)
+def test_tf32(
+    machine: str, tile: tuple[int, int], emulated: EmulatedCuda, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Operands are rounded to nearest even, on every engine; products of them are exact, sums are of f32."""
+    random = np.random.default_rng(seed)
+    for (rows, depth, columns), splits in (((150, 200, 264), 1), ((70, 333, 77), 3)):
+        monkeypatch.setattr(gemm_simt, "choose_tile", lambda *_, k=splits: TensorSize(*tile, k))
+        program = with_precision(dot(rows, depth, columns, "f32"), "tf32")
+        assert f"smelt_tile<smelt_tf32, {tile[0]}, {tile[1]}, " in source(program, machine)
+        x, w = (random.standard_normal(each, np.float32) for each in ((rows, depth), (depth, columns)))
+        got = run_with(program, machine, {"w": w}, x, times=2)
+        assert worst_error(got, to_tf32(x), to_tf32(w)) <= TF32_SUM
+        here = NativeEngine().compile(program).prepare(Weights.of({"w": HostBuffer.of(w)}))(x)[0]
+        assert worst_error(np.asarray(here, np.float64), to_tf32(x), to_tf32(w)) <= TF32_SUM
+
+
+@pytest.mark.parametrize("machine", ["sm_80", "sm_90"])
+@pytest.mark.parametrize(("groups", "splits"), [(1, 1), (2, 3)])
+def test_convolutions_in_tf32(
+    machine: str, groups: int, splits: int, emulated: EmulatedCuda, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conv_simt, "choose_tile", lambda *_: TensorSize(64, 64, splits))
+    left, right, result = "tensor<2x7x7x40xf32>", f"tensor<3x3x{40 // groups}x72xf32>", "tensor<2x4x4x72xf32>"
+    program = parse(f"""func.func @main(%x: {left}, %w: {right} {{smelt.weight = "w"}}) -> {result} {{
+  %0 = stablehlo.convolution(%x, %w) dim_numbers = [b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f],
+    window = {{stride = [2, 2], pad = [[1, 1], [1, 1]]}}
+    {{batch_group_count = 1 : i64, feature_group_count = {groups} : i64}} : ({left}, {right}) -> {result}
+  return %0 : {result}
+}}""")
+    program = with_precision(program, "tf32")
+    assert "smelt_tile<smelt_tf32, 64, 64, " in source(program, machine)
+    random = np.random.default_rng(seed)
+    x, w = (random.standard_normal(arg.shape.numbers(), np.float32) for arg in program.main.args)
+    got = run_with(program, machine, {"w": w}, x)
+    for i in range(groups):
+        maps, kernel = to_tf32(x[..., i * 40 // groups :][..., : 40 // groups]), to_tf32(w[..., i * 72 // groups :])
+        kernel = kernel[..., : 72 // groups]
+        zero, own = np.zeros((2, 4, 4, 72 // groups)), got[..., i * 72 // groups :][..., : 72 // groups]
+        sizes = convolve(np.abs(maps), np.abs(kernel), zero, 2, 1)
+        want = convolve(maps, kernel, zero + 1e6, 2, 1) - 1e6  # without the ReLU
+        assert np.abs((own - want) / sizes).max() <= TF32_SUM
+
+
+def test_when_tf32_is_multiplied() -> None:
+    """Never unasked; not where few rows wait for memory, nor by an operand that was not rounded."""
+    plain, few = dot(64, 128, 128, "f32"), dot(8, 128, 128, "f32")
+    assert "smelt_tf32" not in source(plain, "sm_90")
+    assert "smelt_tf32" not in source(with_precision(few, "tf32"), "sm_90")
+    text = print_program(with_precision(plain, "tf32"))
+    assert text.count("reduce_precision") == 2
+    assert "smelt_tf32" not in source(parse(text.replace("e8m10", "e8m11", 1)), "sm_90")
+    both = parse(text.replace(' {smelt.weight = "w"}', ""))  # by activations, too
+    assert "smelt_tf32" in source(both, "sm_90")
+
+
+def draw_fp8(random: np.random.Generator, sizes: tuple[int, ...], element: str) -> Any:
+    return random.standard_normal(sizes, np.float32).astype(dtype(element).numpy)
+
+
+@pytest.mark.parametrize("machine", ["sm_89", "sm_90"])
+@pytest.mark.parametrize("left", ["f8E4M3FN", "f8E5M2"])
+@pytest.mark.parametrize("right", ["f8E4M3FN", "f8E5M2"])
+def test_types_of_fp8(machine: str, left: str, right: str, emulated: EmulatedCuda, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    x, w = draw_fp8(random, (70, 200), left), draw_fp8(random, (200, 77), right)
+    program = dot(70, 200, 77, left, right)
+    assert "smelt_tile<smelt_fp8, " in source(program, machine)
+    assert worst_error(run_with(program, machine, {"w": w}, x), x, w) <= FP8_SUM
+
+
+@pytest.mark.parametrize("tile", [(64, 64), (64, 128), (128, 64), (128, 128), (128, 256)])
+@pytest.mark.parametrize("splits", [1, 3])
+def test_tiles_of_fp8(
+    tile: tuple[int, int], splits: int, emulated: EmulatedCuda, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even and odd numbers of blocks of K, and more than a ring holds; K that fills no block, nor 16 bytes."""
+    random, kind = np.random.default_rng(seed), "f8E4M3FN"
+    monkeypatch.setattr(gemm_simt, "choose_tile", lambda *_: TensorSize(*tile, splits))
+    for rows, depth, columns in ((140, 1056, 136), (70, 333, 77)):
+        x, w = draw_fp8(random, (rows, depth), kind), draw_fp8(random, (depth, columns), kind)
+        got = run_with(dot(rows, depth, columns, kind), "sm_90", {"w": w}, x, times=2)
+        assert worst_error(got, x, w) <= FP8_SUM
+
+
+@pytest.mark.parametrize("machine", ["sm_89", "sm_90"])
+def test_long_sums_of_fp8(machine: str, emulated: EmulatedCuda, seed: int) -> None:
+    """14 bits would not do for a whole sum of numbers with the same sign: it would stop growing."""
+    random, kind = np.random.default_rng(seed), "f8E4M3FN"
+    x, w = (np.abs(draw_fp8(random, sizes, kind).astype(np.float32)) for sizes in ((64, 8192), (8192, 16)))
+    x, w = (each.astype(dtype(kind).numpy) for each in (x, w))
+    assert worst_error(run_with(dot(64, 8192, 16, kind), machine, {"w": w}, x), x, w) <= FP8_SUM
+
+
+def test_fp8_without_instructions(emulated: EmulatedCuda, seed: int) -> None:
+    """sm_80 multiplies it as bf16, a processor as bf16 or f32: exactly."""
+    random, kind = np.random.default_rng(seed), "f8E4M3FN"
+    program = dot(70, 200, 77, kind)
+    assert "smelt_tile<ui16, " in source(program, "sm_80")
+    x, w = draw_fp8(random, (70, 200), kind), draw_fp8(random, (200, 77), kind)
+    assert worst_error(run_with(program, "sm_80", {"w": w}, x), x, w) <= TF32_SUM
+    here = NativeEngine().compile(program).prepare(Weights.of({"w": HostBuffer.of(w)}))(x)[0]
+    assert worst_error(np.asarray(here, np.float64), x, w) <= TF32_SUM
+
+
+def test_fp8_that_is_widened_and_scaled(emulated: EmulatedCuda, seed: int) -> None:
+    """As QDQ files have it: scales of a row, of a column and of a tensor multiply the sum."""
+    kind = "f8E4M3FN"
+    program = parse(f"""func.func @main(%x: tensor<70x200x{kind}>, %r: tensor<70xf32>,
+    %w: tensor<77x200x{kind}> {{smelt.weight = "w"}}, %c: tensor<77xf32> {{smelt.weight = "c"}}) -> tensor<70x77xf32> {{
+  %s = stablehlo.constant dense<0.25> : tensor<f32>
+  %z = stablehlo.constant dense<0.0> : tensor<70x200x{kind}>
+  %0 = stablehlo.convert %x : (tensor<70x200x{kind}>) -> tensor<70x200xf32>
+  %1 = stablehlo.convert %z : (tensor<70x200x{kind}>) -> tensor<70x200xf32>
+  %2 = stablehlo.subtract %0, %1 : tensor<70x200xf32>
+  %3 = stablehlo.broadcast_in_dim %r, dims = [0] : (tensor<70xf32>) -> tensor<70x200xf32>
+  %4 = stablehlo.multiply %2, %3 : tensor<70x200xf32>
+  %5 = stablehlo.broadcast_in_dim %s, dims = [] : (tensor<f32>) -> tensor<70x200xf32>
+  %6 = stablehlo.multiply %4, %5 : tensor<70x200xf32>
+  %7 = stablehlo.convert %w : (tensor<77x200x{kind}>) -> tensor<77x200xf32>
+  %8 = stablehlo.broadcast_in_dim %c, dims = [0] : (tensor<77xf32>) -> tensor<77x200xf32>
+  %9 = stablehlo.multiply %8, %7 : tensor<77x200xf32>
+  %10 = stablehlo.dot_general %6, %9, contracting_dims = [1] x [1]
+    : (tensor<70x200xf32>, tensor<77x200xf32>) -> tensor<70x77xf32>
+  return %10 : tensor<70x77xf32>
+}}""")
+    assert "smelt_tile<smelt_fp8, " in source(program, "sm_90")
+    assert "smelt_fp8" not in source(program, "sm_80")
+    random = np.random.default_rng(seed)
+    x, w = draw_fp8(random, (70, 200), kind), draw_fp8(random, (77, 200), kind)
+    r, c = (random.random(count, np.float32) + 0.5 for count in (70, 77))
+    got = run_with(program, "sm_90", {"w": w, "c": c}, x, r)
+    assert worst_error(got, x.astype(np.float64) * r[:, None] / 4, w.astype(np.float64).T * c) <= FP8_SUM
+    along = print_program(program).replace("dims = [0] : (tensor<77xf32>)", "dims = [1] : (tensor<200xf32>)")
+    along = along.replace("tensor<77xf32>", "tensor<200xf32>")
+    assert "smelt_fp8" not in source(parse(along), "sm_90")  # scales along K are no factors of a sum

@@ -4,8 +4,8 @@
 multiplies by a matrix in a layout, `smelt.packed_conv` convolves feature maps [batch, y, x, channel] by one, with zeros
 around them where it has a `padding`;
 `smelt.depthwise_conv` is a depthwise convolution. Element types say what is multiplied: floats, bf16 with sums of f32,
-f32 by weights that are stored in 16 bits, or ui8 by i8 with exact sums of i32. All have reference semantics, so
-programs that hold them can be verified, printed and run by the reference engine.
+fp8 with sums of f32, f32 by weights that are stored in 16 bits, or ui8 by i8 with exact sums of i32. All have reference
+semantics, so programs that hold them can be verified, printed and run by the reference engine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from math import prod
 import numpy as np
 
 from smelt.dim import Size, ceildiv, floordiv
-from smelt.dtype import Array, DType, bf16, f16, f32, i8, i32, ui8
+from smelt.dtype import Array, DType, bf16, dtype, f16, f32, i8, i32, ui8
 from smelt.frozen import Frozen
 from smelt.ir.attributes import INTS, PAIRS, STRING
 from smelt.ir.core import Attrs, Op, Type
@@ -27,7 +27,8 @@ from smelt.layout import Digit, Layout
 from smelt.shape import Shape
 
 QUAD, PAIR = 4, 2  # adjacent steps of k in panels of int8 and of bf16
-OCTET, SIXTEEN = 8, 16  # the same on a GPU: of bf16, and of int8
+OCTET, SIXTEEN = 8, 16  # the same on a GPU: of bf16, and of int8 or fp8; QUAD: of tf32
+FP8 = (dtype("f8E4M3FN"), dtype("f8E5M2"))  # that tensor cores multiply
 K = 1  # the axis of a matrix [group, k, column]
 PAIRED = 8  # columns of one product before those of another one, where a kernel computes both for what reads them
 
@@ -68,13 +69,16 @@ def contraction_size(op: Op) -> Size:
 
 
 def check_types(call: Call) -> None:
-    """One plain float type; bf16 or f16 with sums of f32; f32 by bf16 or f16; or ui8 by i8 with sums of i32."""
+    """One plain float type; bf16, f16 or fp8 with sums of f32; f32 by bf16 or f16; or ui8 by i8 with sums of i32."""
     types = call.shape(0).dtype, call.shape(1).dtype, call.declared_shape().dtype
     alike = len({*types}) == 1 and isinstance(types[0], DType) and types[0].is_float
+    eight = types[0] in FP8 and types[1] in FP8 and types[2] == f32
     call.require(
-        alike or types in ((bf16, bf16, f32), (f16, f16, f32), (f32, bf16, f32), (f32, f16, f32), (ui8, i8, i32)),
+        alike
+        or eight
+        or types in ((bf16, bf16, f32), (f16, f16, f32), (f32, bf16, f32), (f32, f16, f32), (ui8, i8, i32)),
         "",
-        "operands and result must be of one float type; of floats and 16-bit floats with f32; or ui8, i8 and i32",
+        "operands and result must be of one float type; of floats and narrow floats with f32; or ui8, i8 and i32",
         got=", ".join(map(str, types)),
     )
 

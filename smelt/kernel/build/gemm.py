@@ -15,18 +15,7 @@ from smelt.frozen import Frozen
 from smelt.ir.core import Op, Value
 from smelt.kernel.build.reduce import sum_over
 from smelt.kernel.build.sinks import Output, sink
-from smelt.kernel.loops.form import (
-    BF16,
-    F32,
-    F32_BF16,
-    F32_F16,
-    INT8,
-    TENSOR_BF16,
-    TENSOR_F16,
-    TENSOR_F32_BF16,
-    TENSOR_INT8,
-    Form,
-)
+from smelt.kernel.loops.form import BF16, F32, F32_BF16, F32_F16, INT8, Form
 from smelt.kernel.loops.grammar import (
     Affine,
     Amount,
@@ -44,6 +33,7 @@ from smelt.kernel.loops.grammar import (
     scale,
 )
 from smelt.kernel.loops.nest import Index, Nest, Scope, tensor, unsupported
+from smelt.kernel.loops.tensor_tile import TENSOR
 from smelt.kernel.tune.schedules import DYNAMIC_ROWS, MIN_CHUNKS, ROWS, Blocking, Gemm, KernelKey, chunk_size, estimate
 from smelt.layout import panels as panel_layout
 from smelt.target import Target, tile_shape
@@ -97,7 +87,7 @@ PASS_COLUMNS = 64  # columns of the panels that a chunk of rows passes together
 ROW_BLOCKS = {BF16: 384, INT8: 192}  # rows per cache-resident K-block
 
 
-FORMS = (F32, F32_F16, F32_BF16, BF16, INT8, TENSOR_BF16, TENSOR_F16, TENSOR_F32_BF16, TENSOR_INT8)
+FORMS = (F32, F32_F16, F32_BF16, BF16, INT8, *TENSOR)
 
 
 def form_of(op: Op) -> Form | None:

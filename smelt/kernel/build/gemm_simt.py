@@ -26,8 +26,8 @@ from smelt.kernel.loops.form import (
     INT8,
     STREAM_BF16,
     TENSOR_BF16,
-    TENSOR_F16,
     TENSOR_F32_BF16,
+    TENSOR_FP8,
     TENSOR_INT8,
     Form,
 )
@@ -183,7 +183,7 @@ def few_and_most(target: Target, op: Op, form: Form) -> tuple[int, int]:
     faster for many columns, and from 9 rows on: with few columns blocks split K, which costs more time than it saves
     where there are fewer rows."""
     groups, _, _, width = tensor(op.operands[1]).sizes
-    if form in (TENSOR_F16, TENSOR_INT8):  # which only tiles are for
+    if form not in (TENSOR_BF16, TENSOR_F32_BF16):  # which only tiles are for
         return 0, 0
     if form is not TENSOR_BF16 or WARPGROUPS not in target.features or width != STREAM_COLUMNS * form.k_pack:
         return FEW_TENSOR_ROWS, FEW_TENSOR_ROWS
@@ -284,15 +284,15 @@ def gemm_key(kind: str, op: Op, form: Form) -> KernelKey:
 def tuned_tile(nest: Nest, form: Form, key: KernelKey, usual: TensorSize) -> TensorSize:
     """The tile of a tuned schedule if it fits. Where K is split nothing changes: its parts, and so bits, would."""
     asked = nest.choose_schedule(key, TensorTile)
-    legal = (asked.rows, asked.columns) in TENSOR_TILES and usual.splits == 1
+    legal = (asked.rows, asked.columns) in tile_sizes(nest.target, form) and usual.splits == 1
     if legal and fits_shared_memory(nest.target, form, asked.columns, asked.rows):
         return TensorSize(asked.rows, asked.columns)
     return usual
 
 
 def steps_together(form: Form) -> int:
-    """Steps of K that `choose_tile` counts: 128 bytes of a row of 16 bits or fewer."""
-    return K_STAGE * 2 if form is TENSOR_INT8 else K_STAGE
+    """Steps of K that `choose_tile` counts: 128 bytes of a row."""
+    return K_STAGE if form is TENSOR_F32_BF16 else 2 * K_STAGE * 8 // form.left.bits
 
 
 class TensorSize(Frozen):
@@ -307,13 +307,13 @@ def choose_tile(target: Target, form: Form, parts: Callable[[int], Size], column
     """The tile that is predicted to take least time. `parts`: the number of tiles below each other, by their height;
     `stages`: of the ring, of a tile."""
     tried: dict[TensorSize, float] = {}
-    for tall, wide in TENSOR_TILES:
+    for tall, wide in tile_sizes(target, form):
         tiles = parts(tall) * ceildiv(columns, wide)
         if not isinstance(tiles, int) or not isinstance(stages, int):
             return TensorSize(TILE_ROWS, wide_tile(target, form, parts(TILE_ROWS), columns))
         if not fits_shared_memory(target, form, wide, tall):
             continue
-        resident = min(2, target.cache_bytes[0] // (STAGES * stage_bytes(form, wide, tall))) or 1
+        resident = min(2, target.cache_bytes[0] // ring_room(form, STAGES, wide, tall)) or 1
         each = max(tall * wide * K_STAGE / PRODUCTS, (tall + wide) * 2 * K_STAGE / CACHE_RATE)
         for splits in (1,) if form in (TENSOR_F32_BF16, TENSOR_INT8) else SPLITS:
             if splits > 1 and (stages < 2 * splits or tiles * splits > MULTIPROCESSORS):
@@ -359,7 +359,7 @@ class SplitK(Frozen):
 def wide_tile(target: Target, form: Form, parts: Size, columns: Size) -> int:
     """The columns of a tile on tensor cores: as many as leave enough blocks for a whole GPU."""
     least, usual, most = WIDTHS
-    for wide in (most, usual):
+    for wide in (each for each in (most, usual) if (TILE_ROWS, each) in tile_sizes(target, form)):
         tiles = parts * ceildiv(columns, wide)
         fits = fits_shared_memory(target, form, wide)
         if fits and isinstance(tiles, int) and tiles >= BUSY:
@@ -370,7 +370,20 @@ def wide_tile(target: Target, form: Form, parts: Size, columns: Size) -> int:
 
 def fits_shared_memory(target: Target, form: Form, wide: int, tall: int = TILE_ROWS) -> bool:
     """Whether a block has room for the stages of tiles of that size."""
-    return (STAGES if wide == WIDTHS[-1] else STAGES - 2) * stage_bytes(form, wide, tall) <= target.cache_bytes[0]
+    return ring_room(form, STAGES if wide == WIDTHS[-1] else STAGES - 2, wide, tall) <= target.cache_bytes[0]
+
+
+def ring_room(form: Form, stages: int, wide: int, tall: int) -> int:
+    """The bytes of a ring of stages; half as many where each is twice as long."""
+    return stages // (2 if form in TENSOR_FP8 else 1) * stage_bytes(form, wide, tall)
+
+
+def tile_sizes(target: Target, form: Form) -> Sequence[tuple[int, int]]:
+    """Those that registers hold: fp8 has sums of a block of K beside all sums, with warpgroups of 128 columns."""
+    if form not in TENSOR_FP8:
+        return TENSOR_TILES
+    widest = WIDTHS[-1] if WARPGROUPS in target.features else WIDTHS[1]
+    return [(tall, wide) for tall, wide in TENSOR_TILES if wide in WIDTHS and wide <= widest]
 
 
 def across_panels(nest: Nest, op: Op, b: Slice) -> Slice:

@@ -46,10 +46,6 @@ inline ui32 smelt_pack(f32 low, f32 high) {  // two bf16, rounded to nearest eve
 #ifdef SMELT_WGMMA
 template <int N> inline void smelt_registers_up() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(N)); }
 template <int N> inline void smelt_registers_down() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(N)); }
-template <int N> inline void smelt_wgmma_done(f32 (&d)[N]) {  // the compiler must not read sums before they are there
-#pragma unroll
-  for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i]) :: "memory");
-}
 inline void smelt_group_sync(int group) {  // the four warps of a group
   if (group == 0) asm volatile("bar.sync 1, 128;" ::: "memory");
   else if (group == 1) asm volatile("bar.sync 2, 128;" ::: "memory");

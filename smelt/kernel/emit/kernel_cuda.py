@@ -18,7 +18,7 @@ from smelt.kernel.emit.blocks_cuda import block_call, choose_shape
 from smelt.kernel.emit.printer import Printer, apply_text
 from smelt.kernel.emit.rows_cuda import print_loop
 from smelt.kernel.emit.tile_cuda import FEW, MMA, TILE, TILED
-from smelt.kernel.emit.tile_dense import tile_call
+from smelt.kernel.emit.tile_dense import element_types, tile_call
 from smelt.kernel.emit.tile_few import few_call, stream_call
 from smelt.kernel.emit.vector_cuda import LANE
 from smelt.kernel.loops.adjacent import find_definitions, first_place, is_multiple
@@ -635,12 +635,13 @@ class StagePrinter(Printer):
         starts, row_text = ("(const i64 *)0", self.expr(row))
         if isinstance(row, Load):
             starts, row_text = str(row.place.array), "0"
+        left, right = element_types(mma.form)
         given = [
             self.expr(rows),
-            f"(const {math.storage(mma.form.left)} *)({self.address(mma.a.place, math.storage(mma.form.left))})",
+            f"(const {left} *)({self.address(mma.a.place, math.storage(mma.form.left))})",
             *(starts, row_text),
             *map(self.expr, (tap, step)),
-            f"(const {math.storage(mma.form.right)} *)({self.address(mma.b.place, math.storage(mma.form.right))})",
+            f"(const {right} *)({self.address(mma.b.place, math.storage(mma.form.right))})",
             *map(self.expr, (mma.b.strides[0], taps, extent)),
             self.address(mma.acc.place, math.register(mma.form.total)),
             *map(self.expr, (panel, columns, Number(0) if isinstance(mma.accumulate, Split) else mma.accumulate)),

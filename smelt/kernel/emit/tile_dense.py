@@ -1,6 +1,6 @@
-"""CUDA micro-kernel of many rows by bf16 weights on tensor cores: `smelt_tile`, for GEMM and convolution.
+"""CUDA micro-kernel of many rows by weights on tensor cores: `smelt_tile`, for GEMM and convolution.
 
-`cp.async` fills a ring of stages in shared memory: 32 or 64 steps of K of the rows and of the columns.
+`cp.async` fills a ring of stages in shared memory: 64 or 128 bytes of K of the rows and of the columns.
 `wgmma` multiplies them on sm_90, else `mma.sync`. Two warpgroups split 128 rows, or the columns of 64 rows. For
 convolution, a bit per row and tap says whether it is inside the feature map; the others are zeros. `tile_mma.py` adds
 it to programs, and has the instructions and the loads of rows.
@@ -8,8 +8,13 @@ it to programs, and has the instructions and the loads of rows.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
+
+from smelt.frozen import Frozen
 from smelt.kernel import math
-from smelt.kernel.loops.form import TENSOR_BF16, TENSOR_F16, TENSOR_INT8, Form
+from smelt.kernel.loops.form import TENSOR_BF16, TENSOR_F16, TENSOR_FP8, TENSOR_INT8, TENSOR_TF32, Form
+from smelt.kernel.loops.tensor_tile import slab_steps
 
 WGMMA = """\
 inline void smelt_wgmma{suffix}({total} (&d)[{count}], ui64 a, ui64 b) {{
@@ -18,13 +23,54 @@ inline void smelt_wgmma{suffix}({total} (&d)[{count}], ui64 a, ui64 b) {{
       : {values} : "l"(a), "l"(b));
 }}
 """
-# What follows the name, the sums and their registers, the instruction's sizes and types, its flags.
+# The first product of a block of K replaces the sums (`more` is 0).
+WGMMA_FP8 = """\
+inline void smelt_wgmma{suffix}({total} (&d)[{count}], ui64 a, ui64 b, int more) {{
+  asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{last}, 0;"
+      " wgmma.mma_async.sync.aligned.m64n{columns}{types} {{{places}}},"
+      " %{count}, %{next}, {flags}; }}"
+      : {values} : "l"(a), "l"(b), "r"(more));
+}}
+"""
+MMA_FP8 = """\
+inline void smelt_mma_sync{suffix}(f32 *c, const ui32 *a, const ui32 *b) {{
+  asm volatile("mma.sync.aligned.m16n8k32.row.col.f32.{types}.f32 {{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}},"
+      " {{%0, %1, %2, %3}};" : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}}
+"""
+
+
+class Kind(Frozen):
+    """A form's instructions: what follows their names, the sums and their registers, `wgmma`'s sizes, types and flags;
+    the elements of operands, where storage does not tell."""
+
+    form: Form
+    suffix: str
+    types: str
+    flags: str
+    total: str = "f32"
+    register: str = "f"
+    element: str = ""
+
+
 KINDS = (
-    ("", "f32", "f", "k16.f32.bf16.bf16", "1, 1, 1, 0, 0"),
-    ("_f16", "f32", "f", "k16.f32.f16.f16", "1, 1, 1, 0, 0"),
-    ("_int8", "i32", "r", "k32.s32.u8.s8", "1"),
+    Kind(TENSOR_BF16, "", "k16.f32.bf16.bf16", "1, 1, 1, 0, 0"),
+    Kind(TENSOR_F16, "_f16", "k16.f32.f16.f16", "1, 1, 1, 0, 0"),
+    Kind(TENSOR_INT8, "_int8", "k32.s32.u8.s8", "1", "i32", "r"),
+    Kind(TENSOR_TF32, "_tf32", "k8.f32.tf32.tf32", "1, 1, 1", element="smelt_tf32"),
+    *(
+        Kind(
+            form,
+            f"_{form.name.removesuffix('_mma')}",
+            f"k32.f32.{form.name.removesuffix('_mma').replace('_', '.')}",
+            "p, 1, 1",
+            element="smelt_fp8",
+        )
+        for form in TENSOR_FP8
+    ),
 )
-FORMS = (TENSOR_BF16, TENSOR_F16, TENSOR_INT8)  # in their order; f32 as the first
+NUMBERS = {kind.form: number for number, kind in enumerate(KINDS)}  # f32 that is split: as the first
 INSTRUCTION_COLUMNS = (8, 16, 32, 64, 128, 192, 256)
 # THREADS of a block have the sums.
 SHARE = """\
@@ -53,10 +99,31 @@ template <int COUNT, int THREADS> inline bool smelt_join_parts(int lane, f32 *su
   return true;
 }
 """
+
+
+def _branches(call: str) -> str:
+    """The call of each kind: `{suffix}` names it, `{more}` is only for those that begin blocks of K."""
+    return " else ".join(
+        f"if constexpr (KIND == {number}) "
+        + call.format(suffix=kind.suffix, more=", more" if kind.form in TENSOR_FP8 else "")
+        for number, kind in enumerate(KINDS)
+    )
+
+
+MULTIPLY = f"""\
+#ifdef SMELT_WGMMA
+template <int KIND, class T, int N> inline void smelt_multiply(T (&d)[N], ui64 a, ui64 b, int more) {{
+  {_branches("smelt_wgmma{suffix}(d, a, b{more});")}
+}}
+#endif
+template <int KIND, class T> inline void smelt_multiply_fragments(T *c, const ui32 *a, const ui32 *b) {{
+  {_branches("smelt_mma_sync{suffix}(c, a, b);")}
+}}
+"""
 TILE = """\
-// 16 bytes of a row in a slab of the ring. Banks of neighbouring rows differ; bf16: wgmma's swizzle of 64 bytes.
+// 16 bytes of a row in a slab of the ring. Banks of neighbouring rows differ; 64 bytes: wgmma's swizzle.
 template <class L> inline int smelt_chunk(int r, int chunk) {
-  return sizeof(L) <= 2 ? r * 64 + (chunk ^ (r / 2 % 4)) * 16 : r * 128 + (chunk ^ (r % 8)) * 16;
+  return smelt_left<L>::PARTS == 1 ? r * 64 + (chunk ^ (r / 2 % 4)) * 16 : r * 128 + (chunk ^ (r % 8)) * 16;
 }
 template <class T> struct __align__(8) smelt_pair { T x[2]; };
 template <class T> inline void smelt_keep_pair(T *to, T x, T y, i64 accumulate) {
@@ -69,20 +136,22 @@ template <class T> inline void smelt_keep_pair(T *to, T x, T y, i64 accumulate) 
 }
 // Rows begin at `starts`, or `row` apart. Taps are `tap` apart, after every `across` of them `turn` more. WINDOW: bit t
 // of element ROWS + r of `starts` says whether tap t of row r is there. ALIGNED: all are whole runs of 16 bytes. A
-// stage has SLABS of 64 bytes of every row, of 128 where rows are f32.
+// stage has SLABS of 64 bytes of every row, of 128 where f32 is split.
 template <class L, int ROWS, int COLUMNS, int STAGES, int SLABS, bool ALIGNED, bool WINDOW, bool SPLIT, int KIND>
 inline void smelt_tile(int lane, char *ring, i64 rows, const L *a, const i64 *starts, i64 row, i64 tap, i64 across,
     i64 turn, const typename smelt_left<L>::Right *b, i64 line, i64 panel, i64 taps, i64 depth,
     typename smelt_left<L>::Total *acc, i64 width, i64 columns,
     i64 accumulate, const smelt_share &share = smelt_share{}) {
   enum {
-    PARTS = smelt_left<L>::PARTS, PACK = smelt_left<L>::PACK, SLAB = sizeof(L) == 4 ? 128 : 64, LEFT = ROWS * SLAB,
+    PARTS = smelt_left<L>::PARTS, PACK = smelt_left<L>::PACK, BLOCK = smelt_left<L>::BLOCK,
+    SLAB = PARTS == 1 ? 64 : 128, LEFT = ROWS * SLAB,
     STEPS = SLABS * SLAB / (int)sizeof(L), PER = SLABS * SLAB / 16, BELOW = 256 / PER,
     PITCH = 16 * COLUMNS + SMELT_PAD(L),
     STAGE = (ROWS * 16 * PER + SLABS * 4 * (16 * COLUMNS + 32) + 1023) / 1024 * 1024,
     WIDE = COLUMNS >= 192 ? COLUMNS / 4 : ROWS == 64 && COLUMNS == 64 ? 16 : 32, ACROSS = COLUMNS / WIDE,
     HIGH = ROWS * ACROSS / 8, OWN = ROWS / BELOW, OWN_LINES = SLABS * COLUMNS / 64, EVEN = 256 % COLUMNS == 0
   };
+  static_assert(!BLOCK || (int)BLOCK == (int)STEPS, "a stage is a block of K");
   const int count = (int)depth, lines = (count + PACK - 1) / PACK;
   const int each = (count + STEPS - 1) / STEPS, all = (int)taps * each;
   const int begin = SPLIT ? (int)((i64)all * share.number / share.count) : 0;
@@ -151,7 +220,7 @@ inline void smelt_tile(int lane, char *ring, i64 rows, const L *a, const i64 *st
         } else {
 #pragma unroll
           for (int e = 0; e < (int)(16 / sizeof(L)); e++)
-            ((L *)to)[e] = here && e * (int)sizeof(L) < used ? from[i][e] : (L)0;
+            ((L *)to)[e] = here && e * (int)sizeof(L) < used ? from[i][e] : L{};
         }
       }
       next_left -= STEPS;
@@ -172,8 +241,9 @@ inline void smelt_tile(int lane, char *ring, i64 rows, const L *a, const i64 *st
   };
   const int warp = lane / 32, group = lane % 32 / 4, member = lane % 4;
 #ifdef SMELT_WGMMA
-  if constexpr (sizeof(L) <= 2) {
-    enum { N = ROWS == 128 ? COLUMNS : COLUMNS / 2 };
+  if constexpr (PARTS == 1) {
+    // PIECE: the columns whose sums of a block of K registers hold beside all sums.
+    enum { N = ROWS == 128 ? COLUMNS : COLUMNS / 2, PIECE = N < 128 ? N : 128, AHEAD = STAGES - (BLOCK ? 1 : 2) };
     typename smelt_left<L>::Total sum[N / 2];
 #pragma unroll
     for (int i = 0; i < N / 2; i++) sum[i] = 0;
@@ -182,32 +252,55 @@ inline void smelt_tile(int lane, char *ring, i64 rows, const L *a, const i64 *st
     const ui64 right_form = (ui64)(PITCH >> 4) << 16 | (ui64)(128 >> 4) << 32;
     const int own_rows = ROWS == 128 ? warp / 4 * 64 : 0, own_columns = ROWS == 128 ? 0 : warp / 4 * N;
 #pragma unroll
-    for (int i = 0; i < STAGES - 2; i++) fetch_lines();  // of weights, which no launch writes
+    for (int i = 0; i < AHEAD; i++) fetch_lines();  // of weights, which no launch writes
     smelt_await();
 #pragma unroll
-    for (int i = 0; i < STAGES - 2; i++) fetch_rows();
+    for (int i = 0; i < AHEAD; i++) fetch_rows();
     int now = 0;
-    for (int stage = begin; stage < stages; stage++) {
-      smelt_copy_wait<STAGES - 3>();
+    const auto await_stage = [&]() {
+      smelt_copy_wait<AHEAD - 1>();
       if (!ALIGNED && !aligned) smelt_publish();  // what threads stored themselves
-      __syncthreads();  // the stage is there, and the one before the last is multiplied
+      __syncthreads();  // the stage is there, and the one whose slot is filled next is multiplied
       const ui32 slot = smelt_shared_address(ring + now * STAGE);
       now = now + 1 == STAGES ? 0 : now + 1;
+      return slot;
+    };
+    const auto multiply = [&](auto &to, ui32 slot, int first) {  // by columns from `first` on
       smelt_wgmma_fence();
 #pragma unroll
       for (int s = 0; s < SLABS; s++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
           const ui64 x = left_form | (slot + s * LEFT + own_rows * 64 + half * 32) >> 4;
-          const ui64 y = right_form | (slot + SLABS * LEFT + (s * 4 + half * 2) * PITCH + own_columns * 16) >> 4;
-          if constexpr (KIND == 2) smelt_wgmma_int8(sum, x, y);
-          else if constexpr (KIND == 1) smelt_wgmma_f16(sum, x, y);
-          else smelt_wgmma(sum, x, y);
+          const int at = SLABS * LEFT + (s * 4 + half * 2) * PITCH + (own_columns + first) * 16;
+          smelt_multiply<KIND>(to, x, right_form | (slot + at) >> 4, s + half);
         }
       smelt_wgmma_commit();
-      fetch_lines();
-      fetch_rows();
-      smelt_wgmma_wait<1>();
+    };
+    if constexpr (BLOCK) {
+      f32 part[PIECE / 2];
+      for (int stage = begin; stage < stages; stage++) {
+        const ui32 slot = await_stage();
+#pragma unroll
+        for (int piece = 0; piece < N / PIECE; piece++) {
+          multiply(part, slot, piece * PIECE);
+          if (piece == 0) {
+            fetch_lines();
+            fetch_rows();
+          }
+          smelt_wgmma_wait<0>();
+          smelt_wgmma_done(part);
+#pragma unroll
+          for (int i = 0; i < PIECE / 2; i++) sum[piece * (PIECE / 2) + i] += part[i];
+        }
+      }
+    } else {
+      for (int stage = begin; stage < stages; stage++) {
+        multiply(sum, await_stage(), 0);
+        fetch_lines();
+        fetch_rows();
+        smelt_wgmma_wait<1>();
+      }
     }
     smelt_wgmma_wait<0>();
     smelt_copy_wait<0>();
@@ -222,7 +315,7 @@ inline void smelt_tile(int lane, char *ring, i64 rows, const L *a, const i64 *st
   }
 #endif
   const int high = warp / ACROSS * HIGH, wide = warp % ACROSS * WIDE;
-  typename smelt_left<L>::Total sum[HIGH / 16][WIDE / 8][4] = {};
+  typename smelt_left<L>::Total sum[HIGH / 16][WIDE / 8][4] = {}, part[BLOCK ? HIGH / 16 : 1][BLOCK ? WIDE / 8 : 1][4];
 #pragma unroll
   for (int i = 0; i < STAGES - 1; i++) fetch_lines();
   smelt_await();
@@ -234,6 +327,9 @@ inline void smelt_tile(int lane, char *ring, i64 rows, const L *a, const i64 *st
     fetch_lines();
     fetch_rows();
     const char *slot = ring + (stage - begin) % STAGES * STAGE;
+    if constexpr (BLOCK)
+#pragma unroll
+      for (int i = 0; i < HIGH * WIDE / 32; i++) (&part[0][0][0])[i] = 0;
 #pragma unroll
     for (int s = 0; s < SLABS; s++) {
       smelt_words y[WIDE / 8];
@@ -246,7 +342,7 @@ inline void smelt_tile(int lane, char *ring, i64 rows, const L *a, const i64 *st
 #pragma unroll
         for (int h = 0; h < 2; h++) {
           const int r = high + 16 * i + 8 * h + group;
-          if constexpr (sizeof(L) <= 2) {
+          if constexpr (PARTS == 1) {
             x[h][0] = *(const smelt_words *)(slot + s * LEFT + smelt_chunk<L>(r, member));
           } else {
             __align__(16) smelt_words both[2];
@@ -263,12 +359,13 @@ inline void smelt_tile(int lane, char *ring, i64 rows, const L *a, const i64 *st
                                x[0][p].x[2 * half + 1], x[1][p].x[2 * half + 1]};
 #pragma unroll
             for (int j = 0; j < WIDE / 8; j++)
-              if constexpr (KIND == 2) smelt_mma_sync_int8(sum[i][j], z, y[j].x + 2 * half);
-              else if constexpr (KIND == 1) smelt_mma_sync_f16(sum[i][j], z, y[j].x + 2 * half);
-              else smelt_mma_sync(sum[i][j], z, y[j].x + 2 * half);
+              smelt_multiply_fragments<KIND>(BLOCK ? part[i][j] : sum[i][j], z, y[j].x + 2 * half);
           }
       }
     }
+    if constexpr (BLOCK)
+#pragma unroll
+      for (int i = 0; i < HIGH * WIDE / 32; i++) (&sum[0][0][0])[i] += (&part[0][0][0])[i];
   }
   smelt_copy_wait<0>();
   __syncthreads();
@@ -287,32 +384,53 @@ inline void smelt_tile(int lane, char *ring, i64 rows, const L *a, const i64 *st
 # The rows of the panels in a stage: wgmma takes them as they are, mma.sync's threads then read different banks.
 PAD = """\
 #ifdef SMELT_WGMMA
-#define SMELT_PAD(L) (sizeof(L) <= 2 ? 0 : 32)
+#define SMELT_PAD(L) (smelt_left<L>::PARTS == 1 ? 0 : 32)
 #else
 #define SMELT_PAD(L) 32
 #endif
 """
 
 
-def wgmma_texts() -> str:
-    """The instruction for every number of columns and element type."""
-    return "".join(_wgmma_text(columns, *kind) for columns in INSTRUCTION_COLUMNS for kind in KINDS)
+def kinds_of(text: str) -> list[Kind]:
+    """The kinds of the tiles that a text computes; the first one is always there."""
+    numbers = {0, *(int(each) for each in re.findall(r"smelt_tile<[^>]*, (\d+)>\(", text))}
+    return [KINDS[number] for number in sorted(numbers)]
 
 
-def _wgmma_text(columns: int, suffix: str, total: str, register: str, types: str, flags: str) -> str:
+def fp8_texts(kinds: Collection[Kind]) -> str:
+    """`mma.sync` of fp8, which sm_80 has not."""
+    return "".join(
+        MMA_FP8.format(suffix=kind.suffix, types=kind.types.removeprefix("k32.f32."))
+        for kind in kinds
+        if kind.form in TENSOR_FP8
+    )
+
+
+def wgmma_texts(kinds: Collection[Kind]) -> str:
+    """The instruction for every number of columns."""
+    return "".join(_wgmma_text(columns, kind) for columns in INSTRUCTION_COLUMNS for kind in kinds)
+
+
+def _wgmma_text(columns: int, kind: Kind) -> str:
     count = columns // 2
     places = ", ".join(f"%{i}" for i in range(count))
-    values = ", ".join(f'"+{register}"(d[{i}])' for i in range(count))
-    sizes = {"columns": columns, "count": count, "next": count + 1}
-    return WGMMA.format(**sizes, places=places, values=values, suffix=suffix, total=total, types=types, flags=flags)
+    values = ", ".join(f'"+{kind.register}"(d[{i}])' for i in range(count))
+    sizes = {"columns": columns, "count": count, "next": count + 1, "last": count + 2}
+    template = WGMMA_FP8 if kind.form in TENSOR_FP8 else WGMMA
+    about = {"suffix": kind.suffix, "total": kind.total, "types": kind.types, "flags": kind.flags}
+    return template.format(**sizes, places=places, values=values, **about)
+
+
+def element_types(form: Form) -> tuple[str, str]:
+    """The C types of both operands in memory."""
+    own = KINDS[NUMBERS[form]].element if form in NUMBERS else ""
+    return (own, own) if own else (math.storage(form.left), math.storage(form.right))
 
 
 def tile_call(
     form: Form, rows: int, columns: int, ring: tuple[int, int], *, aligned: bool, window: bool, splits: bool
 ) -> str:
     """The name of the function that multiplies a tile. `ring`: its stages, and the steps of each."""
-    kind = FORMS.index(form) if form in FORMS else 0
-    kinds = ", ".join((*(str(each).lower() for each in (aligned, window, splits)), str(kind)))
+    kinds = ", ".join((*(str(each).lower() for each in (aligned, window, splits)), str(NUMBERS.get(form, 0))))
     stages, steps = ring
-    slabs = steps // (64 if form is TENSOR_INT8 else 32)
-    return f"smelt_tile<{math.storage(form.left)}, {rows}, {columns}, {stages}, {slabs}, {kinds}>"
+    return f"smelt_tile<{element_types(form)[0]}, {rows}, {columns}, {stages}, {steps // slab_steps(form)}, {kinds}>"

@@ -1,4 +1,4 @@
-"""CUDA micro-kernels of bf16 weights on tensor cores. Panels hold 8 steps of a column in 16 bytes (`k_pack` 8).
+"""CUDA micro-kernels on tensor cores. Panels hold 16 bytes of a column: 8 steps of bf16 (`k_pack` 8).
 
 | function | rows of a block | how |
 |---|---|---|
@@ -17,7 +17,7 @@ import re
 
 from smelt.kernel.emit.attention_cuda import WEIGHTS, attend_functions
 from smelt.kernel.emit.decode_cuda import decode_functions
-from smelt.kernel.emit.tile_dense import PAD, SHARE, TILE, wgmma_texts
+from smelt.kernel.emit.tile_dense import MULTIPLY, PAD, SHARE, TILE, fp8_texts, kinds_of, wgmma_texts
 from smelt.kernel.emit.tile_few import FEW, STREAM
 
 INSTRUCTIONS = """\
@@ -38,6 +38,12 @@ inline void smelt_mma_sync_int8(i32 *c, const ui32 *a, const ui32 *b) {
       " {%0, %1, %2, %3};" : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
+inline void smelt_mma_sync_tf32(f32 *c, const ui32 *a, const ui32 *b) {
+  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9},"
+      " {%0, %1, %2, %3};" : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+FP8_TEXT
 #if __CUDA_ARCH__ >= 900
 inline void smelt_await() { asm volatile("griddepcontrol.wait;" ::: "memory"); }  // for what earlier launches write
 #else
@@ -118,6 +124,10 @@ inline void smelt_wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned
 template <int N> inline void smelt_wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory");
 }
+template <int N> inline void smelt_wgmma_done(f32 (&d)[N]) {  // the compiler must not read sums before they are there
+#pragma unroll
+  for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i]) :: "memory");
+}
 WGMMA_TEXT
 #endif
 #endif
@@ -136,14 +146,27 @@ inline void smelt_split(f32 x, ui32 *to) {
   to[1] = middle & 0x7fff0000u ? middle : tiny;
   to[2] = low & 0x7fff0000u ? low : tiny;
 }
+// Left operands: bf16 that an element becomes; adjacent steps of K; steps whose sum is added to the others' (0: all).
 template <class L> struct smelt_left;
+struct smelt_tf32 { f32 x; };  // with 10 bits of mantissa
+struct smelt_fp8 { ui8 x; };  // of one of both types
+template <> struct smelt_left<smelt_tf32> {
+  enum { PARTS = 1, PACK = 4, BLOCK = 0 };
+  typedef smelt_tf32 Right;
+  typedef f32 Total;
+};
+template <> struct smelt_left<smelt_fp8> {
+  enum { PARTS = 1, PACK = 16, BLOCK = 128 };
+  typedef smelt_fp8 Right;
+  typedef f32 Total;
+};
 template <> struct smelt_left<ui8> {
-  enum { PARTS = 1, PACK = 16 };
+  enum { PARTS = 1, PACK = 16, BLOCK = 0 };
   typedef i8 Right;
   typedef i32 Total;
 };
 template <> struct smelt_left<ui16> {
-  enum { PARTS = 1, PACK = 8 };
+  enum { PARTS = 1, PACK = 8, BLOCK = 0 };
   typedef ui16 Right;
   typedef f32 Total;
   static void words(const ui16 *from, smelt_words *to) { to[0] = *(const smelt_words *)from; }
@@ -154,7 +177,7 @@ template <> struct smelt_left<ui16> {
   }
 };
 template <> struct smelt_left<f32> {
-  enum { PARTS = 3, PACK = 8 };
+  enum { PARTS = 3, PACK = 8, BLOCK = 0 };
   typedef ui16 Right;
   typedef f32 Total;
   static void parts(const smelt_words *raw, smelt_words *to) {
@@ -179,13 +202,15 @@ def tensor_kernels(text: str) -> str:
     flash, decode = attend_functions(text), decode_functions(text)
     if not (tile or few or stream or decode or flash or re.search("smelt_(block_|round_row)", text)):
         return ""
-    instructions = INSTRUCTIONS.replace("WGMMA_TEXT\n", wgmma_texts() if tile or stream else "")
+    kinds = kinds_of(text)
+    instructions = INSTRUCTIONS.replace("WGMMA_TEXT\n", wgmma_texts(kinds) if tile or stream else "")
+    instructions = instructions.replace("FP8_TEXT\n", fp8_texts(kinds))
     return "".join(
         [
             *(instructions, LOADS, WEIGHTS if flash or decode else "", flash, decode),
             *([FEW] if few else []),
             *([SHARE] if tile or stream else []),
-            *([PAD, TILE] if tile else []),
+            *([PAD, MULTIPLY, TILE] if tile else []),
             *([STREAM] if stream else []),
         ]
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from smelt.dtype import DType, bf16, f16, f32, i8, i32, ui8
 from smelt.frozen import Frozen
+from smelt.ir.ops.packed import FP8
 
 
 class Form(Frozen):
@@ -36,6 +37,14 @@ TENSOR_BF16, FEW_BF16, STREAM_BF16 = (
 )
 TENSOR_F16 = Form("f16_mma", f16, f16, f32, 8, 1 << 40)
 TENSOR_F32_BF16, FEW_F32_BF16 = (Form(f"f32_bf16_{name}", f32, bf16, f32, 8, 1 << 40) for name in ("mma", "few"))
+# f32 rounded to tf32 (10 bits of mantissa): 4 steps of a column are 16 bytes.
+TENSOR_TF32 = Form("tf32_mma", f32, f32, f32, 4, 1 << 40)
+# fp8: 16 steps. Hopper adds with about 14 bits, so the sum of every 128 steps is added up in f32, in order.
+TENSOR_FP8 = tuple(
+    Form(f"{left.name[2:6].lower()}_{right.name[2:6].lower()}_mma", left, right, f32, 16, 128)
+    for left in FP8
+    for right in FP8
+)
 # FlashAttention: scores in the order of the instruction; weights, rounded to bf16, by values tile after tile of keys.
 # Where something is f32, operands and weights are sums of three bf16, and small products are added first.
 FLASH_BF16, FLASH_F32 = (Form(f"{each}_flash", each, each, f32, 8, 1 << 40) for each in (bf16, f32))

@@ -20,17 +20,20 @@ from smelt.kernel.loops.form import (
     TENSOR_BF16,
     TENSOR_F16,
     TENSOR_F32_BF16,
+    TENSOR_FP8,
     TENSOR_INT8,
+    TENSOR_TF32,
     Form,
 )
 from smelt.kernel.loops.grammar import Amount, Attend, BlockMma, Decode, Mma, Number, Split, Tile
 
-TENSOR, FEW_TENSOR = (TENSOR_BF16, TENSOR_F16, TENSOR_F32_BF16, TENSOR_INT8), (FEW_BF16, FEW_F32_BF16, STREAM_BF16)
+TENSOR = (TENSOR_BF16, TENSOR_F16, TENSOR_F32_BF16, TENSOR_INT8, TENSOR_TF32, *TENSOR_FP8)
+FEW_TENSOR = (FEW_BF16, FEW_F32_BF16, STREAM_BF16)
 TILE_ROWS, FEW_ROWS = 128, 32
 HALF_ROWS = 64  # of a tile where there are few of them
 WIDTHS = (64, 128, 256)  # columns of a tile
 STAGES = 8  # of the ring of operands, where there is room
-SHORT_STEPS, LONG_STEPS = 32, 64  # of K in a stage; longer ones where a block has one tile and a multiprocessor alone
+SLAB = 64  # bytes of a row in a stage; twice as many where a block has one tile and a multiprocessor alone
 BLOCK_COLUMNS, BLOCK_ROWS = 32, (8, 32, 64)  # of a tile by block-quantised weights
 ALONE = 132  # blocks that have a multiprocessor each
 MOST_STAGES = 5  # chunks of a share by block-quantised weights that are in shared memory
@@ -44,9 +47,15 @@ PAD = 8  # elements after each row of sums: neighbouring rows begin in other ban
 
 
 def stage_steps(form: Form, *, alone: bool) -> int:
-    """Steps of K in a stage: short ones are fetched further ahead, long ones need fewer barriers. f32 has 128 bytes,
-    a byte twice as many steps as bf16."""
-    return (LONG_STEPS if alone and form.left.bits <= 16 else SHORT_STEPS) * (2 if form.left.bits == 8 else 1)
+    """Steps of K in a stage: short ones are fetched further ahead, long ones need fewer barriers. A stage of fp8 is
+    a block of K, whose sum is added to the others'."""
+    long = form in TENSOR_FP8 or (alone and form is not TENSOR_F32_BF16)
+    return slab_steps(form) * (2 if long else 1)
+
+
+def slab_steps(form: Form) -> int:
+    """Steps of K in a slab of a stage: 64 bytes of a row, 128 of f32 that is split."""
+    return SLAB * (2 if form is TENSOR_F32_BF16 else 1) * 8 // form.left.bits
 
 
 def stage_bytes(form: Form, columns: int, rows: int = TILE_ROWS, steps: int | None = None) -> int:
@@ -63,7 +72,7 @@ def ring_bytes(mma: Mma | BlockMma, room: int, rows: int = TILE_ROWS, *, alone: 
         return mma.shares * (mma.most * BLOCK_COLUMNS * 4 + mma.stages * stage_of_chunk(mma.format)) + held_bytes(mma)
     if mma.form in TENSOR:
         each = stage_bytes(mma.form, tile_columns(mma), rows, stage_steps(mma.form, alone=alone))
-        most = STAGES if alone or mma.form.left.bits <= 16 else STAGES // 2
+        most = STAGES if alone or mma.form is not TENSOR_F32_BF16 else STAGES // 2
         return min(most, room // each) * each
     if mma.form is STREAM_BF16:
         return stream_stages(mma) * (stream_stage_bytes(mma) + STREAM_BARRIERS)

@@ -31,7 +31,7 @@ from smelt.ir.core import Attrs, Func, Program
 from smelt.ir.verify import verify
 from smelt.mesh import Mesh, sharding_text
 from smelt.passes.lower_blocks import round_activations
-from smelt.passes.round_products import round_products
+from smelt.passes.round_products import ROUND, round_products
 from smelt.passes.split_prepare import NAME, WEIGHT
 from smelt.shape import Shape
 from smelt.structure import fields_of, items_of, join, leaves, map_leaves, zip_leaves
@@ -162,7 +162,8 @@ def compile(
 
     `donate` names parameters whose buffers a call may reuse. `encode(*args)` converts the arguments of a call to the
     function's, `decode(results)` its results to the call's: for the user's own dataclasses. `precision="q8"` multiplies
-    by block-quantised weights on activations that are rounded to 8 bits, 32 to a scale.
+    by block-quantised weights on activations that are rounded to 8 bits, 32 to a scale; `"bf16"` and `"tf32"` round the
+    operands of every f32 matmul.
 
     >>> from smelt.tensor import nn
     >>> executable = compile(nn.Linear(d=3, f=2, bias=False), "f32[b=B, d=3]", engine="reference")
@@ -287,8 +288,8 @@ def compile_traced(traced: Traced, given: TraceArguments, options: Options) -> E
     programs = [_finish_program(path, found, known, mesh) for path in traced.paths]
     if options.precision == "q8":
         programs = [round_activations(program) for program in programs]
-    elif options.precision == "bf16":
-        programs = [round_products(program) for program in programs]
+    elif options.precision in ROUND:
+        programs = [round_products(program, options.precision) for program in programs]
     engine, compiled_paths = _compile_paths(traced.paths, programs, [found[i].name for i in sorted(donated)], options)
     target = options.platform or Platform("cpu" if options.device == "auto" else options.device, engine)
     in_place = bool(donated) and _donates(engine, programs)

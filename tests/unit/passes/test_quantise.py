@@ -160,7 +160,25 @@ def test_bf16_convolutions_need_even_channels(channels: int, groups: int, seed: 
     assert (np.abs(found - exact) <= 9 * channels * 2.0**-24 * reach).all()
 
 
-@pytest.mark.parametrize("precision", ["bf16", "int8"])
+def test_tf32_rounds_both_operands_of_weight_matmuls(seed: int) -> None:
+    """To nearest even, with 10 bits of mantissa; the program says so, and every engine computes it."""
+    random = np.random.default_rng(seed)
+    x, w = random.normal(1, 2, (7, 96)).astype(np.float32), random.normal(size=(96, 70)).astype(np.float32)
+    x[0, 0], x[0, 1] = 1 + 2.0**-11, 1 + 3 * 2.0**-11  # ties
+    program = with_precision(matrix_product(7, 96, 70), "tf32")
+    assert [op.name for op in program.main.body.ops].count("stablehlo.reduce_precision") == 2
+    assert with_precision(program, "tf32").main.body.ops == program.main.body.ops
+    a, b = (
+        np.round(each.astype(np.float64) * 2.0**10 / (s := 2.0 ** np.floor(np.log2(np.abs(each))))) * s / 2**10
+        for each in (x, w)
+    )
+    assert (a[0, 0], a[0, 1]) == (1, 1 + 2.0**-9)
+    for found in (call(program, x, w), run(program, [x, w])[0]):
+        assert (np.abs(found - a @ b) <= 97 * 2.0**-24 * (np.abs(a) @ np.abs(b))).all()
+    assert np.abs(a @ b - x.astype(np.float64) @ w).max() > 1e-4, "nothing was rounded"
+
+
+@pytest.mark.parametrize("precision", ["bf16", "tf32", "int8"])
 def test_other_matmuls_stay_f32(precision: str) -> None:
     for program in (matrix_product(8, 64, 64, weight=False), matrix_product(8, 4, 64)):
         assert "smelt.packed_dot f32" in ops(program)
@@ -195,13 +213,16 @@ def test_values_that_are_known_not_to_be_negative(bound: list[float], wanted: bo
 
 @pytest.mark.parametrize(
     ("precision", "message", "remedy"),
-    [("f16", "there is no f16 GEMM kernel", 'precision="bf16", "int8" or "f32"'), ("int4", "unknown precision", None)],
+    [
+        ("f16", "there is no f16 GEMM kernel", 'precision="bf16", "tf32", "int8" or "f32"'),
+        ("int4", "unknown precision", None),
+    ],
 )
 def test_a_precision_without_a_kernel_is_named(precision: str, message: str, remedy: str | None) -> None:
     with pytest.raises(UnsupportedError) as caught:
         check_precision(precision)
     assert (caught.value.message, caught.value.got) == (message, precision)
     assert caught.value.own_remedy == remedy
-    for known in ("f32", "bf16", "int8"):
+    for known in ("f32", "bf16", "tf32", "int8"):
         assert known in str(caught.value.expected)
         check_precision(known)
