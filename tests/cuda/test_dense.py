@@ -23,6 +23,7 @@ from smelt.kernel.build import conv_simt, gemm_simt
 from smelt.kernel.build.gemm_simt import TensorSize
 from smelt.kernel.loops import simt
 from smelt.kernel.loops.form import TENSOR_BF16
+from smelt.kernel.tune.schedules import TENSOR_TILES
 from smelt.passes.quantise import with_precision
 from smelt.weights import Weights
 from tests.cuda.emulated import EmulatedCuda, compile_emulated
@@ -161,7 +162,7 @@ def product(rows: int, depth: int, columns: int) -> Program:
 
 
 @pytest.mark.parametrize("machine", ["sm_80", "sm_90"])
-@pytest.mark.parametrize("tile", gemm_simt.TILES)
+@pytest.mark.parametrize("tile", TENSOR_TILES)
 @pytest.mark.parametrize("splits", [1, 3])
 def test_products(
     machine: str,
@@ -359,7 +360,7 @@ def to_tf32(x: Any) -> Any:
 
 
 @pytest.mark.parametrize("machine", ["sm_80", "sm_90"])
-@pytest.mark.parametrize("tile", gemm_simt.TILES)
+@pytest.mark.parametrize("tile", TENSOR_TILES)
 def test_tf32(
     machine: str, tile: tuple[int, int], emulated: EmulatedCuda, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
