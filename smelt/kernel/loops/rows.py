@@ -159,8 +159,7 @@ def _over_vectors(statement: Stmt, extent: int, definitions: Mapping[Var, Expr])
 def _vector_loads(loop: For, definitions: Mapping[Var, Expr]) -> Iterator[tuple[Place, DType]]:
     """The first element of each vector that a loop reads from a buffer."""
     for each in loop.body:
-        match each:
-            case Let(_, Load(place, dtype)) if isinstance(place.array, int):
-                begin = first_place(place, loop, definitions, dtype)
-                if begin is not None:
-                    yield begin, dtype
+        if isinstance(each, Let) and isinstance(each.value, Load) and isinstance(each.value.place.array, int):
+            begin = first_place(each.value.place, loop, definitions, each.value.dtype)
+            if begin is not None:
+                yield begin, each.value.dtype
