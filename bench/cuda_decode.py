@@ -36,9 +36,10 @@ def attention_text(batch: int, layers: int) -> str:
     def every_layer(last: Any, layers: Any) -> Any:
         return [attend(last, *each) for each in layers]
 
-    cache = jax.ShapeDtypeStruct((batch, GROUPS, POSITIONS, SIZE), "bfloat16")
-    layer = jax.ShapeDtypeStruct((batch, GROUPS, SHARED, SIZE), "float32"), cache, cache
-    return str(jax.jit(every_layer).lower(jax.ShapeDtypeStruct((), "int32"), [layer] * layers).as_text())
+    shaped: Any = jax.ShapeDtypeStruct
+    cache = shaped((batch, GROUPS, POSITIONS, SIZE), "bfloat16")
+    layer = shaped((batch, GROUPS, SHARED, SIZE), "float32"), cache, cache
+    return str(jax.jit(every_layer).lower(shaped((), "int32"), [layer] * layers).as_text())
 
 
 def sequences(batch: int, *shape: int) -> Any:
