@@ -271,7 +271,8 @@ class Run:
                 if each.get("prefetch") and not each["scratch"]:  # which every block would need
                     blocks = max(blocks, PREFETCHING)  # blocks without iterations only prefetch
                 given = blocks, each["threads"], [*arguments, self.memory, *self.next_pieces(each)], each["shared"]
-                self.driver.launch(function, *given, overlap=OVERLAP and bool(each["awaits"]) and self.follows)
+                overlap = OVERLAP and self.follows and (bool(each["awaits"]) or each["waits"])
+                self.driver.launch(function, *given, overlap=overlap)
                 self.follows = True
 
     def next_pieces(self, launch: Mapping[str, Any]) -> list[int]:

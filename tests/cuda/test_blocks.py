@@ -18,6 +18,7 @@ from smelt.ir.attributes import DotDims
 from smelt.ir.blocks import BLOCKS
 from smelt.ir.core import Program, Value
 from smelt.ir.interpret import run
+from smelt.ir.text import parse
 from smelt.kernel.build import blocks_simt
 from smelt.kernel.loops import tensor_tile
 from smelt.passes.lower_blocks import round_activations
@@ -131,3 +132,31 @@ def test_norms_and_rounding_are_one_launch(depth: int, launches: list[str], emul
     for rows in (1, 3):
         got = made(x[:rows])[0].numpy()
         np.testing.assert_allclose(got, want[:rows], rtol=0, atol=2e-3 * np.abs(want).max())
+
+
+def test_short_launches_in_front_of_block_products_begin_early(emulated: EmulatedCuda) -> None:
+    """They wait themselves for the launch in front of them, before they read anything. The blocks of these products
+    have a multiprocessor each, or half of one; those of others would crowd, so nothing before them begins early."""
+    source = emit_source([plan_program(feed_forward(96, 64), emulated.target())])
+    *files, text = source.texts(1)
+    steps = json.loads(text)["programs"]["smelt0"]["steps"]
+    short = [each for step in steps for each in step.get("launches", ()) if not each["awaits"]]
+    assert [each["function"] for each in short if not each["waits"]] == []
+    for each in short:
+        body = "".join(files).split(f" {each['function']}(")[1].split("\n}")[0]
+        start, _, rest = body.partition("SMELT_AWAIT();")
+        assert rest, each["function"]
+        assert "_ui" not in start, each["function"]  # no pointer is there yet
+        assert rest.index("SMELT_BEHIND(b") < rest.index("SMELT_RELEASE();")
+    plain = parse(CHAIN)
+    *_, text = emit_source([plan_program(plain, emulated.target())]).texts(1)
+    steps = json.loads(text)["programs"]["smelt0"]["steps"]
+    assert not any(each["waits"] for step in steps for each in step.get("launches", ()))
+
+
+CHAIN = """func.func @main(%x: tensor<1x512xbf16>, %w: tensor<512x128xbf16> {smelt.weight = "w"}) -> tensor<1x128xf32> {
+  %y = stablehlo.add %x, %x : tensor<1x512xbf16>
+  %z = stablehlo.dot_general %y, %w, contracting_dims = [1] x [0]
+    : (tensor<1x512xbf16>, tensor<512x128xbf16>) -> tensor<1x128xf32>
+  return %z : tensor<1x128xf32>
+}"""

@@ -687,7 +687,6 @@ DOT = """func.func @main(%x: tensor<ROWSx200xbf16>, %w: tensor<200x200xbf16> {sm
     ("kind", "text"),
     [
         ("few_gemm", DOT.replace("ROWS", "5")),
-        ("stream_gemm", DOT.replace("ROWS", "9")),
         ("tensor_gemm", DOT.replace("ROWS", "70")),
         ("tensor_conv", CONV),
     ],

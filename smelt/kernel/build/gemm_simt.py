@@ -47,7 +47,7 @@ from smelt.kernel.loops.tensor_tile import (
     WIDTHS,
     stage_bytes,
 )
-from smelt.kernel.tune.schedules import TENSOR_TILES, FewColumns, KernelKey, StreamBlocks, TensorTile
+from smelt.kernel.tune.schedules import TENSOR_TILES, FewColumns, KernelKey, TensorTile
 from smelt.shape import Shape
 from smelt.target import WARPGROUPS, Target
 
@@ -224,7 +224,6 @@ def _stream_rows(nest: Nest, op: Op, output: Output, here: Size) -> None:
     columns, wide = tensor(op.result).sizes[2], STREAM_COLUMNS
     tall = next((each for each in STREAM_SIZES if isinstance(rows, int) and rows <= each), STREAM_SIZES[-1])
     tiles = groups, ceildiv(columns, wide)
-    resident = nest.choose_schedule(gemm_key("stream_gemm", op, STREAM_BF16), StreamBlocks).blocks
     split = SplitK.of(nest, TensorSize(tall, wide, stream_splits(product(tiles), ceildiv(depth, K_STAGE))), tiles)
     with nest.loops((groups * here, tiles[1], split.size.splits)) as (group, panel, share):
         before = nest.let(scale(panel, wide))
@@ -235,7 +234,7 @@ def _stream_rows(nest: Nest, op: Op, output: Output, here: Size) -> None:
         place = (Number(0) if shared == 1 else group, panel, Number(0))
         b = panel_slice(nest, op, place, Amount(depth), Columns(before, wide, there, f32))
         shares = split.shares(nest, (group, panel), share)
-        nest.emit(Mma(tile.sums, a, b, STREAM_BF16, shares, resident=resident))
+        nest.emit(Mma(tile.sums, a, b, STREAM_BF16, shares))
         split.finish(nest, tile, shares).store_vectors(
             nest, op, output, columns, lambda row, column: (group, row, column)
         )

@@ -171,9 +171,11 @@ class StagePrinter(Printer):
                 *(body if self.at_once == 1 else self.copies(body, extent)),
                 "  }",
             ]
-        parameters = [f"char *const b{i}" for i in self.buffers]
+        waits = self.weights is None
+        kept = "" if waits else "const "
+        parameters = [f"char *{kept}b{i}" for i in self.buffers]
         parameters += [f"const i64 s{i}" for i in range(len(self.sizes))]
-        parameters.append("char *const smelt_memory")
+        parameters.append(f"char *{kept}smelt_memory")
         if self.prefetches:
             parameters += [f"const i64 smelt_{name}" for name in PREFETCHED]
         bounds = str(stage.threads) if self.resident == 1 else f"{stage.threads}, {self.resident}"
@@ -182,9 +184,14 @@ class StagePrinter(Printer):
             f'extern "C" __global__ void {cluster}__launch_bounds__({bounds}) {self.name}({", ".join(parameters)}) {{'
         )
         lane = {"thread": "0", "warp": f"(int)(threadIdx.x % {WARP})", "block": "(int)threadIdx.x"}[stage.group]
-        start = [f"  const int {LANE} = {lane}; (void){LANE};", "  SMELT_RELEASE();"]
+        start = [f"  const int {LANE} = {lane}; (void){LANE};"]
         if self.prefetches:
             start.append(f"  smelt_prefetch_pieces({', '.join(f'smelt_{name}' for name in PREFETCHED)});")
+        if waits:
+            start.append("  SMELT_AWAIT();")
+            start += [f"  SMELT_BEHIND({name});" for name in (*(f"b{i}" for i in self.buffers), "smelt_memory")]
+        start.append("  SMELT_RELEASE();")
+        if self.prefetches:
             start += ["  if (blockIdx.x) return;"] if stage.extent is None else []  # others only prefetch
         counters = [f"static __device__ ui32 {self.name}_counters[{self.counters}];"] if self.counters else []
         return "\n".join([*counters, head, *start, *self.locals.values(), *lines, "}"])

@@ -106,7 +106,7 @@ class PlanWriter:
         for i, step in enumerate(done):
             if step["do"] == "launch" and (i == 0 or _reads_weights(done[i - 1])):
                 self._prefetch(step, done[i + 1 : i + 1 + AHEAD])
-        return _without_crowds(done)
+        return _with_waits(_without_crowds(done))
 
     def _prefetch(self, step: dict[str, Any], later: Sequence[dict[str, Any]]) -> None:
         """The first launch after one that reads weights prefetches those of the next such one."""
@@ -184,6 +184,7 @@ class PlanWriter:
             "scratch": launched.scratch,
             "shared": launched.shared,
             "awaits": [buffers[weights]] if weights is not None and self._is_weight(buffers[weights]) else [],
+            "waits": False,
             "early": launched.early,
             "prefetches": launched.prefetches,
             **({} if launched.most is None else {"most": launched.most}),
@@ -196,4 +197,17 @@ def _without_crowds(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for before, step in pairwise(steps):
         if before["do"] == "launch" and any(each["early"] for each in before["launches"]) and _reads_weights(step):
             step["launches"] = [each | {"awaits": []} for each in step["launches"]]
+    return steps
+
+
+def _with_waits(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Launches in front of a product whose blocks each have a multiprocessor, or half of one, may begin before the ones
+    in front of them end, for which they wait: its blocks go where there is room in any case. Blocks of other products
+    would crowd (`_without_crowds`)."""
+    spread = False
+    for step in reversed(steps):
+        if step["do"] not in STRAIGHT or _reads_weights(step):
+            spread = step["do"] == "launch" and any("most" in each for each in step["launches"])
+        elif step["do"] == "launch" and spread:
+            step["launches"] = [each | {"waits": True} for each in step["launches"]]
     return steps

@@ -260,7 +260,6 @@ class Mma(Frozen):
     element of a tile: then row i begins as many elements after the place of `a` as element i of that tile says.
     There `a` may be [row, line of a window, tap, k]: then the second half of that tile says by bit t of its element i
     whether tap t of row i is there; others are zeros. With a `Split` to accumulate the call has a part of K.
-    `resident`: blocks on a multiprocessor that share its memory; 0: as many as usual.
     """
 
     acc: Slice
@@ -269,7 +268,6 @@ class Mma(Frozen):
     form: Form
     accumulate: Expr | Split = Number(0)
     prefetch: Chunk | Place | None = None
-    resident: int = 0
 
 
 class BlockMma(Frozen):

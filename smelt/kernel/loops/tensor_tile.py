@@ -168,7 +168,7 @@ def stream_stages(mma: Mma) -> int:
 
 def stream_blocks(mma: Mma) -> int:
     """Blocks on a multiprocessor."""
-    return mma.resident or (SPLIT_STREAM_BLOCKS if isinstance(mma.accumulate, Split) else STREAM_BLOCKS)
+    return SPLIT_STREAM_BLOCKS if isinstance(mma.accumulate, Split) else STREAM_BLOCKS
 
 
 def resident_blocks(mma: Mma) -> int:

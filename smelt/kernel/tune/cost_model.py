@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from smelt.kernel.loops.form import F32
 from smelt.kernel.tune.schedules import (
     FEW_COLUMNS,
-    STREAM_BLOCKS,
     USUAL_COLUMNS,
     USUAL_ROWS,
     AttentionBlock,
@@ -24,7 +23,6 @@ from smelt.kernel.tune.schedules import (
     Gemm,
     KernelKey,
     Schedule,
-    StreamBlocks,
     TensorTile,
     Winograd,
     bands_of,
@@ -85,8 +83,6 @@ def predict_cost(key: KernelKey, schedule: Schedule, machine: Machine) -> float:
         case FewColumns(columns):  # rows are read again by every block; blocks that are too few leave memory idle
             blocks = key["groups"] * -(-key["columns"] // (columns or FEW_COLUMNS[0]))
             return key["depth"] * (key["columns"] + blocks * key["rows"] / 8) * _idle(blocks, MULTIPROCESSORS)
-        case StreamBlocks(number):
-            return 1.0 + 1.0 / (number or STREAM_BLOCKS[-1])
         case AttentionBlock(queries):
             block = queries or key["width"]
             blocks = -(-key["queries"] // block)

@@ -25,10 +25,9 @@ CALL_ROWS = (12, 24, 48, 96, 192)  # candidates
 PIXEL_BLOCK = 96  # pixels of a long row that share one pass over a K-block
 MAX_PATCHES = 128  # Winograd patches whose sums fit on a stack
 ROW_BLOCKS = (12, 24, 36, 48, 72, 96, 144, 192, 288, 384, 576, 768)  # candidates
-# Candidates on a GPU: rows and columns of a tile on tensor cores; columns of a block with few rows; blocks on a
-# multiprocessor whose weights the copy engine brings.
+# Candidates on a GPU: rows and columns of a tile on tensor cores; columns of a block with few rows.
 TENSOR_TILES = (*((128, columns) for columns in (64, 128, 192, 256)), (64, 64), (64, 128))
-FEW_COLUMNS, STREAM_BLOCKS = (16, 32, 64), (2, 3, 4)
+FEW_COLUMNS = (16, 32, 64)
 USUAL_ROWS, USUAL_COLUMNS = 128, 128
 
 # Cost of a row block besides its arithmetic, in rows: loading a B panel costs 1 + depth / PANEL_STEPS, at most MAX_LOAD
@@ -106,17 +105,9 @@ class FewColumns(Frozen):
     columns: int = 0
 
 
-class StreamBlocks(Frozen):
-    """Blocks on a multiprocessor, which share the memory for weights that the copy engine brings; 0: four, three where
-    blocks split K."""
-
-    blocks: int = 0
-
-
 B = TypeVar("B", Gemm, Conv, Winograd)
 Blocked: TypeAlias = Gemm | Conv | Winograd
-OnGpu: TypeAlias = TensorTile | FewColumns | StreamBlocks
-Schedule: TypeAlias = Blocked | Depthwise | ExpandDepthwise | ColumnReduction | AttentionBlock | OnGpu
+Schedule: TypeAlias = Blocked | Depthwise | ExpandDepthwise | ColumnReduction | AttentionBlock | TensorTile | FewColumns
 
 # Kind: (record, revision, numbers of the key). The revision changes with the builder: measurements of an older one are
 # ignored.
@@ -131,7 +122,6 @@ KINDS: dict[str, tuple[type[Schedule], int, str]] = {
     "tensor_gemm": (TensorTile, 2, "groups rows depth columns bits"),
     "tensor_conv": (TensorTile, 1, "groups rows depth columns bits"),
     "few_gemm": (FewColumns, 1, "groups rows depth columns bits"),
-    "stream_gemm": (StreamBlocks, 1, "groups rows depth columns bits"),
 }
 
 
@@ -236,8 +226,6 @@ def default_schedule(key: KernelKey) -> Schedule:
             return TensorTile()
         case "few_gemm":
             return FewColumns()
-        case "stream_gemm":
-            return StreamBlocks()
     raise AssertionError(key.kind)
 
 
@@ -331,8 +319,6 @@ def _candidates(key: KernelKey, tile: TileShape) -> Iterable[Schedule]:
             return (TensorTile(*each) for each in TENSOR_TILES)
         case "few_gemm":
             return map(FewColumns, FEW_COLUMNS)
-        case "stream_gemm":
-            return map(StreamBlocks, STREAM_BLOCKS)
     raise AssertionError(key.kind)
 
 
@@ -382,8 +368,8 @@ def effect_of(key: KernelKey, schedule: Schedule, tile: TileShape) -> tuple[Any,
             return (min(block, tile.lanes * -(-key["queries"] // tile.lanes)),)
         case TensorTile(rows, columns):
             return rows, columns
-        case FewColumns(number) | StreamBlocks(number):
-            return (number,)
+        case FewColumns(columns):
+            return (columns,)
 
 
 def rows_of(key: KernelKey, schedule: Gemm) -> int:
@@ -450,8 +436,6 @@ def features(key: KernelKey, schedule: Schedule) -> tuple[float, ...]:
             return log2(rows or USUAL_ROWS), log2(columns or USUAL_COLUMNS)
         case FewColumns(number):
             return (log2(number or FEW_COLUMNS[0]),)
-        case StreamBlocks(number):
-            return (float(number or STREAM_BLOCKS[-1]),)
 
 
 def scale_of(key: KernelKey) -> tuple[float, ...]:
