@@ -102,16 +102,17 @@ def peers(kind: str, x: Any, w: Any) -> dict[str, Callable[[], float]]:
     a, b = (torch.from_numpy(each.view(np.uint8)).cuda().view(torch.float8_e4m3fn) for each in (x, w))
     columns, one = b.t().contiguous().t(), torch.ones((), device="cuda")
 
-    def scaled(fast: bool) -> Callable[[], Any]:
+    def scale_and_multiply(fast: bool) -> Callable[[], Any]:
         return lambda: torch._scaled_mm(a, columns, one, one, out_dtype=torch.bfloat16, use_fast_accum=fast)
 
     return {
-        f"torch._scaled_mm{', fast accumulation' if fast else ''}": torch_peer(scaled(fast)) for fast in (False, True)
+        f"torch._scaled_mm{', fast accumulation' if fast else ''}": torch_peer(scale_and_multiply(fast))
+        for fast in (False, True)
     }
 
 
 def program(kind: str, rows: int, depth: int, columns: int, right: str = "") -> str:
-    """A product by weights. Results: f32, of fp8 bf16, of int8 i32."""
+    """A weight matmul. Results: f32, of fp8 bf16, of int8 i32."""
     from smelt.ir.text import parse, print_program
     from smelt.layout import panels
     from smelt.passes.quantise import with_precision

@@ -115,14 +115,14 @@ def _convolution_bf16(m: Match) -> Value | None:
 
 
 def _dot_tf32(m: Match) -> Value | None:
-    return _rounded_to_tf32(m) if _is_weight_matmul(m) else None
+    return _round_operands_to_tf32(m) if _is_weight_matmul(m) else None
 
 
 def _convolution_tf32(m: Match) -> Value | None:
-    return _rounded_to_tf32(m) if _is_weight_convolution(m, QUAD) else None
+    return _round_operands_to_tf32(m) if _is_weight_convolution(m, QUAD) else None
 
 
-def _rounded_to_tf32(m: Match) -> Value | None:
+def _round_operands_to_tf32(m: Match) -> Value | None:
     if is_tf32(m.edit, m["x"]) and is_tf32(m.edit, m["y"]):
         return None
     operands = (round_to_tf32(m.build, m[name]) for name in ("x", "y"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from smelt.errors import DeviceError, UnsupportedError
 from smelt.ir.core import Program
 from smelt.ir.text import parse
 from smelt.model import read
+from smelt.passes.quantise import with_precision
 from smelt.run.load import every_code
 from tests.conformance import native_cases
 from tests.property.models import MODELS
@@ -55,6 +57,26 @@ def test_every_kernel_of_a_sample_compiles(machine: str) -> None:
     *files, _ = emit_source(plans).texts(1)
     for text in files:
         assert len(cuda_compile.compile_cuda(text, machine)) > 10_000
+
+
+@pytest.mark.parametrize("machine", ["sm_80", "sm_89", "sm_90", "sm_120"])
+def test_tf32_and_fp8_compile(machine: str) -> None:
+    """On chips without instructions for fp8 it is multiplied as bf16."""
+    text = """func.func @main(%x: tensor<500x512xf32>, %w: tensor<512x640xf32> {smelt.weight = "w"})
+    -> tensor<500x640xf32> {
+  %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]
+    : (tensor<500x512xf32>, tensor<512x640xf32>) -> tensor<500x640xf32>
+  return %0 : tensor<500x640xf32>
+}"""
+    programs = [with_precision(parse(text), "tf32")]
+    for left, right in itertools.product(("f8E4M3FN", "f8E5M2"), repeat=2):
+        narrow = text.replace("500x512xf32", f"500x512x{left}").replace("512x640xf32", f"512x640x{right}")
+        programs.append(parse(narrow))
+    plans = [plan_program(program, TARGETS[machine]) for program in programs]
+    *files, _ = emit_source(plans).texts(1)
+    assert ("smelt_fp8, " in "".join(files)) == (machine != "sm_80")
+    for source in files:
+        assert len(cuda_compile.compile_cuda(source, machine)) > 10_000
 
 
 def test_the_stablehlo_families_compile(suites: Path) -> None:
