@@ -47,7 +47,7 @@ def sequences(batch: int, *shape: int) -> Any:
     return np.stack([np.random.default_rng(i).standard_normal(shape, np.float32) for i in range(batch)])
 
 
-def expected(q: Any, k: Any, v: Any) -> Any:
+def attend(q: Any, k: Any, v: Any) -> Any:
     scores = np.einsum("grd,gkd->grk", q.astype(np.float64), k.astype(np.float64)) * SIZE**-0.5
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     return np.einsum("grk,gkd->grd", weights / weights.sum(-1, keepdims=True), v.astype(np.float64))
@@ -72,7 +72,7 @@ def measure(batch: int, used: int, calls: int) -> dict[str, Any]:
     inputs = [engine.put(HostBuffer.of(each)) for each in given]  # type: ignore[attr-defined]
     results: list[Any] = [made(*inputs)]
     first = results[0][0].numpy()[0]
-    want = expected(q[0], k[0, :, :used], v[0, :, :used])
+    want = attend(q[0], k[0, :, :used], v[0, :, :used])
 
     def step() -> None:
         results[0] = made(*inputs)

@@ -364,7 +364,7 @@ smelt_block_chunks(int share, int lane, const char *stages, ui64 *full, smelt_bl
 }
 // A tile of all of `tiles`, of which a block has every gridDim.x-th; `panels_of`: the weights of one. HELD: rows that
 // there is shared memory for, PITCH bytes each. A multiprocessor sends requests in order, so rows would wait for all
-// weights that were asked for before them: until they are there, the first warp asks for PACE bytes at a time.
+// weights that were requested before them: until they are there, the first warp requests PACE bytes at a time.
 template <class U, int MOST, int STAGES, int SHARES, bool EXACT, int HELD, int PITCH, class W> inline void
 smelt_block_stream(int lane, char *shared, smelt_block_ring &ring, i64 tile, i64 tiles, const W &panels_of, i64 rows,
     const i8 *q, i64 q_row, const f32 *scale, i64 scale_row, const f32 *total, i64 total_row, i64 panel, i64 blocks,
