@@ -150,6 +150,7 @@ class PackedForm(Frozen):
 
 
 INT8 = PackedForm("smelt_mma_int8", 4, "ui8", "i8", "i32", "smelt_words", INT8_HEAD)
+AT_ONCE = 64  # columns of the words whose successors are prefetched at once: four cache lines of int8
 ARGUMENTS = "a, a_row_stride, a_tap_stride, b, b_stride, taps, count, tile, accumulate"
 
 
@@ -193,7 +194,8 @@ def _family(form: PackedForm, shape: TileShape, vectors: int) -> str:
     most = min(MAX_TILE_ROWS, shape.rows * shape.columns // (shape.lanes * vectors))
     lines = max(1, shape.columns * k_pack * PREFETCH_STEPS // line)
     prefetch = f"b + taps * all * b_stride + part % lines * each * (taps * all / {PREFETCH_STEPS}) * {line}"
-    later = max(1, vectors * shape.lanes * k_pack // line)
+    span = max(1, AT_ONCE // shape.columns)  # words between prefetches: loops around few words cost as much as these
+    later = max(1, span * vectors * shape.lanes * k_pack // line)
     later += later > 1  # what follows in a page of keys
     text = [
         *(_rows_text(form, f"{name}_{rows}", rows, shape, vectors) for rows in range(1, most + 1)),
@@ -201,7 +203,7 @@ def _family(form: PackedForm, shape: TileShape, vectors: int) -> str:
         f"  const i64 lines = {lines}, all = (count + {k_pack - 1}) / {k_pack};  /* per {PREFETCH_STEPS} words */",
         f"  i64 each = later ? {later} : parts <= 1 && rows <= {STREAMED_ROWS} ? 0"
         " : parts < lines ? (lines + parts - 1) / (parts + !parts) : 1;",
-        f"  i64 span = later ? 1 : {PREFETCH_STEPS};  /* processors drop prefetches if too many wait */",
+        f"  i64 span = later ? {span} : {PREFETCH_STEPS};  /* processors drop prefetches if too many wait */",
         f"  const {form.right} *prefetch = later ? later : {prefetch};",
         "  for (i64 part_rows; rows > 0;"
         f" rows -= part_rows, a += part_rows * a_row_stride, tile += part_rows * {shape.columns}) {{",

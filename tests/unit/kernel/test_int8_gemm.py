@@ -23,6 +23,7 @@ from smelt.errors import DeviceError, VerifyError
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program
 from smelt.ir.interpret import run
+from smelt.kernel.emit.tile_int8 import mma_int8_text
 from smelt.shape import Shape
 from smelt.target import Target, tile_shape
 
@@ -186,3 +187,11 @@ def test_vnni_of_processors_without_avx512(tmp_path: Path) -> None:
     code = library.read_bytes()
     assert re.search(rb"\xc4[\x02-\xe2][\x04-\x7d]\x50", code)  # VEX.256.66.0F38.W0 50
     assert not re.search(rb"\x62[\x02-\xf2][\x05-\x7d][\x20-\x28]\x50", code)  # EVEX.256.66.0F38.W0 50
+
+
+@pytest.mark.parametrize(("target", "words"), [("avx2", 4), ("avx512", 1), ("avx512vnni", 1)])
+def test_a_later_page_is_prefetched_four_cache_lines_at_once(target: str, words: int) -> None:
+    """Fewer at once would be a loop around every few products, more would be dropped."""
+    text = mma_int8_text(tile_shape(cpu.target(target)))
+    assert f"i64 span = later ? {words} : " in text
+    assert "i64 each = later ? 5 : " in text  # and one of what follows in a page of keys
