@@ -14,7 +14,7 @@ Row = tuple[str, str, str, str, str]  # op, operand types, result types, attribu
 
 
 F4, I4 = (f'layout = "{panels(4, k_pack)}"' for k_pack in (1, 4))
-TYPES = "operands and result must be of one float type; of floats and 16-bit floats with f32; or ui8, i8 and i32"
+TYPES = "operands and result must be of one float type; of floats and narrow floats with f32; or ui8, i8 and i32"
 
 
 def taps(layout: str, window: str = "1", strides: str = "1", dilations: str = "1") -> str:
