@@ -82,7 +82,8 @@ def predict_cost(key: KernelKey, schedule: Schedule, machine: Machine) -> float:
             return CALL + -(-tiles // MULTIPROCESSORS) * key["depth"] * (wide + tall) / 64
         case FewColumns(columns):  # rows are read again by every block; blocks that are too few leave memory idle
             blocks = key["groups"] * -(-key["columns"] // (columns or FEW_COLUMNS[0]))
-            return key["depth"] * (key["columns"] + blocks * key["rows"] / 8) * _idle(blocks, MULTIPROCESSORS)
+            reads = key["depth"] * (key["columns"] + blocks * key["rows"] / 8)
+            return CALL + reads * _idle(max(blocks, 1), MULTIPROCESSORS)
         case AttentionBlock(queries):
             block = queries or key["width"]
             blocks = -(-key["queries"] // block)
