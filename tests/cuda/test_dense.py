@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -219,17 +220,72 @@ def test_code_for_later_chips_without_wgmma(
         assert np.abs(got - want).max() <= ROUNDING * np.abs(want).max()
 
 
+def launches(program: Program, machine: str) -> list[dict[str, Any]]:
+    """The launches of a program, as its plan has them."""
+    *_, text = emit_source([plan_program(program, TARGETS[machine])]).texts(1)
+    steps = json.loads(text)["programs"]["smelt0"]["steps"]
+    return [each for step in steps for each in step.get("launches", ())]
+
+
+def chain(rows: int) -> Program:
+    """Rows of 512 that are divided by their sums, and a product; twice."""
+    wide, narrow, w = f"tensor<{rows}x512xf32>", f"tensor<{rows}x512xbf16>", "tensor<512x512xbf16>"
+    lines = []
+    for i in range(2):
+        lines.append(f"""
+  %a{i} = stablehlo.convert %x{i} : ({narrow}) -> {wide}
+  %b{i} = stablehlo.reduce(%a{i} init: %z) applies stablehlo.add across dimensions = [1]
+    : ({wide}, tensor<f32>) -> tensor<{rows}xf32>
+  %c{i} = stablehlo.broadcast_in_dim %b{i}, dims = [0] : (tensor<{rows}xf32>) -> {wide}
+  %d{i} = stablehlo.divide %a{i}, %c{i} : {wide}
+  %e{i} = stablehlo.convert %d{i} : ({wide}) -> {narrow}
+  %f{i} = stablehlo.dot_general %e{i}, %w{i}, contracting_dims = [1] x [0] : ({narrow}, {w}) -> {wide}
+  %x{i + 1} = stablehlo.convert %f{i} : ({wide}) -> {narrow}""")
+    return parse(f"""func.func @main(%x0: {narrow}, %w0: {w} {{smelt.weight = "w0"}}, %w1: {w} {{smelt.weight = "w1"}})
+    -> {narrow} {{
+  %z = stablehlo.constant dense<0.0> : tensor<f32>{"".join(lines)}
+  return %x2 : {narrow}
+}}""")
+
+
 def test_who_reads_the_weights_of_few_rows() -> None:
-    """The copy engine, for many columns or from 9 rows on; threads elsewhere, and on chips without warpgroups."""
+    """The copy engine; threads on chips without warpgroups."""
 
     def functions(rows: int, columns: int, machine: str) -> set[str]:
         return {*re.findall(r"smelt_(few|stream|tile)<[^i]*ui16", source(product(rows, 256, columns), machine))} | {
             *re.findall(r"smelt_(stream)<\d", source(product(rows, 256, columns), machine))
         }
 
-    assert functions(1, 32768, "sm_90") == functions(20, 512, "sm_90") == functions(64, 512, "sm_90") == {"stream"}
-    assert functions(8, 512, "sm_90") == functions(32, 32768, "sm_80") == {"few"}
+    assert functions(1, 32768, "sm_90") == functions(8, 512, "sm_90") == functions(64, 512, "sm_90") == {"stream"}
+    assert functions(8, 512, "sm_80") == functions(32, 32768, "sm_80") == {"few"}
     assert functions(65, 512, "sm_90") == functions(33, 512, "sm_80") == {"tile"}
+
+
+@pytest.mark.parametrize(
+    ("columns", "depth", "splits"),
+    [(4096, 4096, 4), (6144, 4096, 4), (14336, 4096, 1), (28672, 4096, 1), (512, 4096, 8), (3072, 4096, 5)],
+)
+def test_blocks_of_few_rows_are_even_and_share_a_multiprocessor(columns: int, depth: int, splits: int) -> None:
+    """K is split so that every multiprocessor has two blocks or three, and no more of them fit than each has: they
+    spread evenly even if they begin while the launch in front still has some."""
+    tiles = columns // 64
+    assert gemm_simt.stream_splits(tiles, depth // 64) == splits
+    (launch,) = launches(product(8, depth, columns), "sm_90")
+    blocks = tiles * splits
+    each = min(-(-blocks // 132), 3 if splits > 1 else 4)
+    assert launch["shared"] <= (228 << 10) // each - 1024
+    assert each == 4 or launch["shared"] > (228 << 10) // (each + 1) - 1024
+
+
+def test_what_begins_before_the_launch_in_front_of_it_ends() -> None:
+    """With few rows all launches but the first: weights come while a norm waits for its row. With many, products."""
+
+    def begun(rows: int) -> list[bool]:
+        made = launches(chain(rows), "sm_90")
+        return [bool(each["awaits"]) or each["waits"] for each in made]
+
+    assert begun(8) == [True] * 4
+    assert begun(100) == [False, True, False, True]
 
 
 def test_the_tile_that_is_predicted_to_be_fastest() -> None:

@@ -38,6 +38,7 @@ from smelt.kernel.loops.tensor_tile import FEW_ROWS as FEW_TENSOR_ROWS
 from smelt.kernel.loops.tensor_tile import (
     HALF_ROWS,
     PAD,
+    SPLIT_STREAM_BLOCKS,
     STAGES,
     STREAM_COLUMNS,
     STREAM_PITCH,
@@ -60,6 +61,7 @@ K_STAGE, VECTOR = 64, 128  # steps of a stage of bf16; bits that a thread stores
 # A multiprocessor, by cycle: products of its tensor cores, bytes from the cache; cycles of a tile beside its stages.
 PRODUCTS, CACHE_RATE, BESIDE = 2048, 48, 2500
 LEAST_STAGES, MOST_SPLITS = 4, 8  # of a part of K with few rows; parts
+EVEN = 0.9  # of the time of a launch in which multiprocessors have work: enough
 SPLITS, JOIN = (1, 2, 3, 4, 6, 8, 12, 16), 1500  # parts of K; cycles until the last block has them
 
 
@@ -179,17 +181,14 @@ def _tensor_dot(nest: Nest, op: Op, output: Output, form: Form) -> None:
 
 
 def few_and_most(target: Target, op: Op, form: Form) -> tuple[int, int]:
-    """The rows up to which threads read the weights themselves; up to which the copy engine does, where it can. It is
-    faster for many columns, and from 9 rows on: with few columns blocks split K, which costs more time than it saves
-    where there are fewer rows."""
-    groups, _, _, width = tensor(op.operands[1]).sizes
+    """The rows up to which threads read the weights themselves; up to which the copy engine does, where it can: it
+    brings weights while the launches in front are still at work."""
+    *_, width = tensor(op.operands[1]).sizes
     if form not in (TENSOR_BF16, TENSOR_F32_BF16):  # which only tiles are for
         return 0, 0
     if form is not TENSOR_BF16 or WARPGROUPS not in target.features or width != STREAM_COLUMNS * form.k_pack:
         return FEW_TENSOR_ROWS, FEW_TENSOR_ROWS
-    panels = groups * ceildiv(tensor(op.result).sizes[2], STREAM_COLUMNS)
-    wide = isinstance(panels, int) and panels >= 2 * MULTIPROCESSORS
-    return 0 if wide else FEW_ROWS, STREAM_SIZES[-1]
+    return 0, STREAM_SIZES[-1]
 
 
 def _few_rows(nest: Nest, op: Op, output: Output, form: Form, here: Size) -> None:
@@ -241,10 +240,17 @@ def _stream_rows(nest: Nest, op: Op, output: Output, here: Size) -> None:
 
 
 def stream_splits(tiles: Size, stages: Size) -> int:
-    """The blocks that share the K of a tile, so that two for each multiprocessor read weights."""
-    if not isinstance(tiles, int) or not isinstance(stages, int):
+    """The blocks that share the K of a tile: few that keep two on each multiprocessor busy, or three."""
+    if not isinstance(tiles, int) or not isinstance(stages, int) or tiles < 1:
         return 1
-    return max(1, min(2 * MULTIPROCESSORS // max(tiles, 1), stages // LEAST_STAGES, MOST_SPLITS))
+
+    def share(splits: int) -> float:
+        """Of the time of the fullest multiprocessor, how long all are busy on average."""
+        waves = max(2, -(-tiles * splits // MULTIPROCESSORS))
+        return tiles * splits / (waves * MULTIPROCESSORS) if waves <= SPLIT_STREAM_BLOCKS else 0
+
+    possible = range(1, max(1, min(stages // LEAST_STAGES, MOST_SPLITS)) + 1)
+    return next((each for each in possible if share(each) >= EVEN), max(possible, key=share))
 
 
 def _many_rows(nest: Nest, op: Op, output: Output, form: Form, here: Size) -> None:

@@ -79,7 +79,7 @@ from smelt.kernel.loops.tensor_tile import (
     stage_bytes,
     stage_steps,
     stream_rows,
-    stream_stages,
+    stream_stage_bytes,
     tile_columns,
     tile_rows,
 )
@@ -117,6 +117,7 @@ class Launched:
     shared: int = 0  # bytes of shared memory beside what the function declares
     weights: int | None = None  # the buffer that it reads before it waits itself for the launch in front of it
     early: bool = False  # it holds many weights before it waits: none are prefetched for it
+    streams: bool = False  # the copy engine brings them: its blocks share the memory of a multiprocessor
     prefetches: bool = False  # it takes the pieces of memory (`PREFETCHED`) that a later launch reads
     most: int | None = None  # blocks that run at once, where more of them would only wait
 
@@ -187,10 +188,10 @@ class StagePrinter(Printer):
         start = [f"  const int {LANE} = {lane}; (void){LANE};"]
         if self.prefetches:
             start.append(f"  smelt_prefetch_pieces({', '.join(f'smelt_{name}' for name in PREFETCHED)});")
+        start.append("  SMELT_RELEASE();")
         if waits:
             start.append("  SMELT_AWAIT();")
             start += [f"  SMELT_BEHIND({name});" for name in (*(f"b{i}" for i in self.buffers), "smelt_memory")]
-        start.append("  SMELT_RELEASE();")
         if self.prefetches:
             start += ["  if (blockIdx.x) return;"] if stage.extent is None else []  # others only prefetch
         counters = [f"static __device__ ui32 {self.name}_counters[{self.counters}];"] if self.counters else []
@@ -213,6 +214,7 @@ class StagePrinter(Printer):
             stage.shared if stage.ring else 0,
             self.weights,
             self.early,
+            self.streams,
             self.prefetches,
             self.most,
         )
@@ -237,6 +239,12 @@ class StagePrinter(Printer):
         return any(isinstance(each, BlockMma) or each.form in FEW_TENSOR for each in products)
 
     @property
+    def streams(self) -> bool:
+        """Whether the copy engine brings the weights of a product of few rows."""
+        products = [each for each in walk_statements(self.stage.body) if isinstance(each, Mma | BlockMma)]
+        return any(each.stages > 0 if isinstance(each, BlockMma) else each.form is STREAM_BF16 for each in products)
+
+    @property
     def resident(self) -> int:
         """Thread blocks per multiprocessor that should be resident, to hide latency."""
         products = [each for each in walk_statements(self.stage.body) if isinstance(each, Mma | BlockMma)]
@@ -247,7 +255,8 @@ class StagePrinter(Printer):
             return attend_blocks(attend)
         few = [each for each in products if isinstance(each, Mma) and each.form in FEW_TENSOR]
         by_blocks = [choose_shape(each)[1] for each in products if isinstance(each, BlockMma)]
-        return min((*by_blocks, *(resident_blocks(each) for each in few)), default=1)
+        blocks = static_extent(self.stage.extent)
+        return min((*by_blocks, *(resident_blocks(each, blocks) for each in few)), default=1)
 
     @property
     def cluster(self) -> int:
@@ -666,7 +675,8 @@ class StagePrinter(Printer):
             return f"{function}({LANE}, smelt_shared, {', '.join((*given, *share))});"
         if mma.form is STREAM_BF16:
             splits, rows_there = isinstance(mma.accumulate, Split), stream_rows(mma)
-            function = stream_call(rows_there, stream_stages(mma), aligned=self.is_aligned(mma), splits=splits)
+            stages = self.stage.ring // stream_stage_bytes(mma)
+            function = stream_call(rows_there, stages, aligned=self.is_aligned(mma), splits=splits)
             few = [given[i] for i in (0, 1, 3, 6, 7, 9, 10, 11)]
             few += (
                 [self.share(mma.accumulate, rows_there * STREAM_COLUMNS)] if isinstance(mma.accumulate, Split) else []

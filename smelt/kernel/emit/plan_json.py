@@ -186,28 +186,35 @@ class PlanWriter:
             "awaits": [buffers[weights]] if weights is not None and self._is_weight(buffers[weights]) else [],
             "waits": False,
             "early": launched.early,
+            "streams": launched.streams,
             "prefetches": launched.prefetches,
             **({} if launched.most is None else {"most": launched.most}),
         }
 
 
 def _without_crowds(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A product right behind one of few rows begins after it: its blocks would go where others end first, several to
-    one multiprocessor and none to another, and its time is that of the fullest one."""
+    """A product right behind one of few rows begins after it, unless the copy engine brings its weights: its blocks
+    would go where others end first, several to one multiprocessor and none to another, and its time is that of the
+    fullest one. What reads through the first-level cache is slow there besides, while shared memory has its place."""
     for before, step in pairwise(steps):
-        if before["do"] == "launch" and any(each["early"] for each in before["launches"]) and _reads_weights(step):
+        behind = before["do"] == "launch" and any(each["early"] for each in before["launches"])
+        if behind and _reads_weights(step) and not _streams(step):
             step["launches"] = [each | {"awaits": []} for each in step["launches"]]
     return steps
 
 
 def _with_waits(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Launches in front of a product whose blocks each have a multiprocessor, or half of one, may begin before the ones
-    in front of them end, for which they wait: its blocks go where there is room in any case. Blocks of other products
-    would crowd (`_without_crowds`)."""
+    """Launches in front of a product whose weights the copy engine brings may begin before the ones in front of them
+    end, for which they wait, and so may the product: its weights come meanwhile. Blocks of other products would crowd
+    (`_without_crowds`)."""
     spread = False
     for step in reversed(steps):
         if step["do"] not in STRAIGHT or _reads_weights(step):
-            spread = step["do"] == "launch" and any("most" in each for each in step["launches"])
+            spread = _streams(step)
         elif step["do"] == "launch" and spread:
             step["launches"] = [each | {"waits": True} for each in step["launches"]]
     return steps
+
+
+def _streams(step: Mapping[str, Any]) -> bool:
+    return step["do"] == "launch" and any(each["streams"] for each in step["launches"])

@@ -119,7 +119,11 @@ STREAM = """\
 template <int ROWS, int STAGES, bool ALIGNED, bool SPLIT> inline void smelt_stream_rows(int lane, char *ring, i64 rows,
     const ui16 *a, i64 row, const ui16 *b, i64 line, i64 depth, f32 *acc, i64 width, const smelt_share &share) {
   enum { COPIERS = 128, WEIGHTS = 8 * 1024, STAGE = WEIGHTS + ROWS * 128 };
+  // Requests for weights delay those of the launch in front: until it ends, all but AT_ONCE stages are spread over FILL
+  // cycles.
+  enum { AT_ONCE = 2, FILL = 20000 };
   ui64 *const full = (ui64 *)(ring + STAGES * STAGE), *const free = full + STAGES;
+  volatile ui32 *const there = (volatile ui32 *)(free + STAGES);  // whether the launch in front has ended
   const int count = (int)depth, lines = (count + 7) / 8, all = (count + 63) / 64;
   const int begin = SPLIT ? (int)((i64)all * share.number / share.count) : 0;
   const int end = SPLIT ? (int)((i64)all * (share.number + 1) / share.count) : all;
@@ -128,6 +132,7 @@ template <int ROWS, int STAGES, bool ALIGNED, bool SPLIT> inline void smelt_stre
       smelt_barrier_init(full + i, COPIERS + 1);
       smelt_barrier_init(free + i, 4);
     }
+    *there = 0;
     smelt_barrier_publish();
   }
   __syncthreads();
@@ -168,8 +173,14 @@ template <int ROWS, int STAGES, bool ALIGNED, bool SPLIT> inline void smelt_stre
       }
     };
     const int first = end - begin < STAGES ? end - begin : STAGES;
-    for (int i = 0; i < first; i++) fetch_lines(i, begin + i);  // of weights, which no launch writes
+    const ui32 start = smelt_cycles();
+    for (int i = 0; i < first; i++) {  // of weights, which no launch writes
+      fetch_lines(i, begin + i);
+      if (member < 32 && i + 1 >= AT_ONCE)
+        while (!*there && smelt_cycles() - start < (ui32)((i + 2 - AT_ONCE) * (FILL / STAGES))) {}
+    }
     smelt_await();
+    if (member == 32) *there = 1;
     for (int i = 0; i < first; i++) fetch_rows(i, begin + i);
     int slot = 0, phase = 0;
 #pragma unroll 1

@@ -49,6 +49,11 @@ inline void smelt_await() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 #else
 inline void smelt_await() {}
 #endif
+inline ui32 smelt_cycles() {
+  ui32 now;
+  asm volatile("mov.u32 %0, %clock;" : "=r"(now));
+  return now;
+}
 inline ui32 smelt_shared_address(const void *at) { return (ui32)__cvta_generic_to_shared(at); }
 inline void smelt_copy_async(void *to, const void *from, int used) {  // 16 bytes, of which those not used are 0
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"

@@ -233,7 +233,7 @@ def _stage(part: _Part, saved: Saved, room: int) -> Stage:
         assert not found, "its block has no other tiles"
         ring = shared = decode_bytes(decode, room)
     elif products:
-        ring, tiles, shared = _around(products, found, room, has_multiprocessors(extent))
+        ring, tiles, shared = _around(products, found, room, static_extent(extent))
         threads = max(block_threads(each) if isinstance(each, BlockMma) else THREADS for each in products)
     else:
         multiplies = _has(body, Mma | BlockMma | Transpose)
@@ -406,14 +406,14 @@ def _memory(
 
 
 def _around(
-    products: Sequence[Mma | BlockMma], tiles: Sequence[Tile], room: int, alone: bool
+    products: Sequence[Mma | BlockMma], tiles: Sequence[Tile], room: int, blocks: Size | None
 ) -> tuple[int, tuple[tuple[Tile, int], ...], int]:
     """(bytes of operands of tensor cores, tiles behind them, bytes of all). One product's sums share its memory."""
     sums = products[0].acc.place.array if len(products) == 1 and shares_memory(products[0]) else None
     beside = [tile for tile in dict.fromkeys(tiles) if tile.name != sums]
     left = room - sum(_round_up(tile_bytes(tile)) for tile in beside)
     heights = [tile_rows(each, tiles) if isinstance(each, Mma) and each.form in TENSOR else 0 for each in products]
-    ring = max(ring_bytes(each, left, rows, alone=alone) for each, rows in zip(products, heights, strict=True))
+    ring = max(ring_bytes(each, left, rows, blocks) for each, rows in zip(products, heights, strict=True))
     placed = [(tile, 0) for tile in dict.fromkeys(tiles) if tile.name == sums]
     at = max(ring, *(_round_up(tile_bytes(tile)) for tile, _ in placed)) if placed else ring
     for tile in beside:

@@ -39,8 +39,11 @@ ALONE = 132  # blocks that have a multiprocessor each
 MOST_STAGES = 5  # chunks of a share by block-quantised weights that are in shared memory
 HELD_ROWS = 40 << 10  # bytes of rows that shared memory may hold; a single one may have half of them
 STREAM_SIZES, STREAM_COLUMNS, STREAM_PITCH = (8, 16, 32, 64), 64, 68  # rows and columns of a block; of its sums: a row
+STREAM_STEPS = 64  # of K in a stage
 STREAM_BLOCKS, SPLIT_STREAM_BLOCKS = 4, 3  # on a multiprocessor; where several blocks split K
-STREAM_ROOM, STREAM_BARRIERS = 220 << 10, 16  # bytes of all of these blocks; of the barriers of a stage
+STREAM_ROOM, STREAM_BARRIERS = 220 << 10, 16  # bytes of all of these blocks; of the barriers of a stage, or of a flag
+# Where several blocks split K: the launch in front is short, and a block of it fits beside one that fetches already.
+SPLIT_STREAM_ROOM = 208 << 10
 WARPS = 8  # of a block
 ALIGN = 1024  # bytes of a stage
 PAD = 8  # elements after each row of sums: neighbouring rows begin in other banks
@@ -65,9 +68,10 @@ def stage_bytes(form: Form, columns: int, rows: int = TILE_ROWS, steps: int | No
     return -(-used // ALIGN) * ALIGN
 
 
-def ring_bytes(mma: Mma | BlockMma, room: int, rows: int = TILE_ROWS, *, alone: bool = False) -> int:
+def ring_bytes(mma: Mma | BlockMma, room: int, rows: int = TILE_ROWS, blocks: Size | None = None) -> int:
     """The bytes for operands or parts of the sums of a product that has this number of bytes at most. `rows`: of a
-    tile; `alone`: a multiprocessor has one block, with one tile."""
+    tile; `blocks`: of the launch, if the number is known."""
+    alone = isinstance(blocks, int) and blocks <= ALONE  # a multiprocessor has one block, with one tile
     if isinstance(mma, BlockMma):
         return mma.shares * (mma.most * BLOCK_COLUMNS * 4 + mma.stages * stage_of_chunk(mma.format)) + held_bytes(mma)
     if mma.form in TENSOR:
@@ -75,7 +79,7 @@ def ring_bytes(mma: Mma | BlockMma, room: int, rows: int = TILE_ROWS, *, alone: 
         most = STAGES if alone or mma.form is not TENSOR_F32_BF16 else STAGES // 2
         return min(most, room // each) * each
     if mma.form is STREAM_BF16:
-        return stream_stages(mma) * (stream_stage_bytes(mma) + STREAM_BARRIERS)
+        return stream_stages(mma, blocks) * stream_stage_bytes(mma) + STREAM_BARRIERS
     return WARPS * few_rows(mma) * few_columns(mma) * 4  # the sums of every warp
 
 
@@ -157,24 +161,31 @@ def stream_rows(mma: Mma) -> int:
 
 
 def stream_stage_bytes(mma: Mma) -> int:
-    """64 steps of K of 64 columns and of the rows."""
-    return 128 * (STREAM_COLUMNS + stream_rows(mma))
+    """Steps of K of 64 columns and of the rows, and their barriers."""
+    return 2 * STREAM_STEPS * (STREAM_COLUMNS + stream_rows(mma)) + STREAM_BARRIERS
 
 
-def stream_stages(mma: Mma) -> int:
-    """As many as there is room for beside the other blocks."""
-    return STREAM_ROOM // stream_blocks(mma) // (stream_stage_bytes(mma) + STREAM_BARRIERS)
+def stream_stages(mma: Mma, blocks: Size | None) -> int:
+    """As many as there is room for beside the other blocks, and no more than K has."""
+    splits = isinstance(mma.accumulate, Split)
+    room = (SPLIT_STREAM_ROOM if splits else STREAM_ROOM) // stream_blocks(mma, blocks) - STREAM_BARRIERS
+    match mma.a.sizes[-1]:
+        case Amount(int(depth)):
+            return max(1, min(room // stream_stage_bytes(mma), -(-depth // STREAM_STEPS)))
+    return room // stream_stage_bytes(mma)
 
 
-def stream_blocks(mma: Mma) -> int:
-    """Blocks on a multiprocessor."""
-    return SPLIT_STREAM_BLOCKS if isinstance(mma.accumulate, Split) else STREAM_BLOCKS
+def stream_blocks(mma: Mma, blocks: Size | None) -> int:
+    """Blocks on a multiprocessor, of all in a launch: they share its memory, so they spread evenly even if they begin
+    where blocks of the launch in front of them have ended."""
+    most = SPLIT_STREAM_BLOCKS if isinstance(mma.accumulate, Split) else STREAM_BLOCKS
+    return min(most, -(-blocks // ALONE)) if isinstance(blocks, int) and blocks > 0 else most
 
 
-def resident_blocks(mma: Mma) -> int:
+def resident_blocks(mma: Mma, blocks: Size | None) -> int:
     """Blocks of a product of few rows on a multiprocessor, so that its registers hold what is being read."""
     if mma.form is STREAM_BF16:
-        return stream_blocks(mma)
+        return stream_blocks(mma, blocks)
     if few_rows(mma) <= 8:
         return 3 if few_columns(mma) == 16 else 4
     return 2
