@@ -4,7 +4,8 @@
     twin    the same and the model by hand in JAX, in interleaved rounds; the ratio is to JAX's faster layout
     overlap step, where no kernel begins before the kernel in front of it ends
     wall    a minute of steps, from a cache that is empty until it is full, again and again: kernels' share of the time
-    engine  `smelt.llm`: the step of a decoder over pages, with logits on the host, as requests are served
+    engine  `smelt.llm`: the step of a decoder over pages, each after the token of the last one is on the host, and as
+            greedy requests are served (`served`)
     q4_0    engine with matrices in a block format; q4_0_products: each product alone, in bytes of weights per second
 
 Weights are random. Each case runs in a process of its own with a time limit, few layers first, and is written to FILE
@@ -19,6 +20,7 @@ import hashlib
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -36,6 +38,8 @@ from smelt.ir.blocks import BLOCKS, Block
 
 ROOT = Path(__file__).resolve().parents[1]
 WARM, STEPS = 24, 32  # steps until every graph is recorded, steps that are timed
+SERVED = 256  # tokens of a request
+MORE = 64  # steps besides, at most: the first, those of graphs alone and of kernels alone
 WALL = 60  # seconds of steps whose kernels' share is measured
 SEED_SHAPES: dict[tuple[int, ...], Any] = {}
 
@@ -183,9 +187,10 @@ def run_engine(sizes: Sizes, batch: int, first: int, format: str = "bf16") -> di
     made = make_step(checkpoint, "cuda", "native", "q8" if format in BLOCKS else "f32")
     found: dict[str, Any] = {"load": time.perf_counter() - start}
     length = first or 4 * PAGE
-    pages = [list(range(8 * i, 8 * i + 8)) for i in range(batch)]
+    each = -(-(length + WARM + STEPS + MORE) // PAGE)  # pages of a sequence
+    pages = [list(range(each * i, each * (i + 1))) for i in range(batch)]
     arrays = [
-        tuple(made.put(np.zeros((8 * batch, config.kv_heads, *tail), bf16.numpy)) for tail in tails)
+        tuple(made.put(np.zeros((each * batch, config.kv_heads, *tail), bf16.numpy)) for tail in tails)
         for tails in [((config.head_size, PAGE), (PAGE, config.head_size))] * sizes.layers
     ]
     state: dict[str, Any] = {"pools": arrays, "at": length, "tokens": np.arange(batch)}
@@ -198,7 +203,61 @@ def run_engine(sizes: Sizes, batch: int, first: int, format: str = "bf16") -> di
     moved = sum(weights[name].numpy().nbytes for name in shapes if "embed" not in name)
     driver = find_device("cuda").driver  # type: ignore[attr-defined]
     found |= measure(step, lambda: None, STEPS, driver, batch, moved)
-    return found | {"tokens": [int(each) for each in state["tokens"][:4]]}  # all kinds must have the same
+    found["tokens"] = [int(each) for each in state["tokens"][:4]]  # all kinds must have the same
+    state.clear()
+    return found | {"served": serve_requests(made, config, batch, length)}
+
+
+def serve_requests(step: Any, config: Any, batch: int, length: int) -> dict[str, Any]:
+    """Greedy requests of this length through the engine, until each has its tokens: seconds of a step in their second
+    half, and the longest one; graphs that were recorded meanwhile."""
+    from smelt.device.gpu_program import Recorded
+    from smelt.llm.cache import Pool
+    from smelt.llm.config import PAGE
+    from smelt.llm.engine import Engine
+    from smelt.llm.request import Request
+    from smelt.llm.sample import Sampler, Sampling
+
+    pages = batch * -(-(length + SERVED + 1) // PAGE)
+    engine = Engine(step, Pool(config, step.put, pages, grows=False), max(batch, 1))
+    times: list[list[float]] = [[] for _ in range(batch)]
+    done, plain, recorded = threading.Semaphore(0), Recorded.__init__, list[float]()
+
+    def record(*given: Any) -> None:
+        start = time.perf_counter()
+        plain(*given)
+        recorded.append(time.perf_counter() - start)
+
+    def emit(i: int, piece: Any) -> None:
+        times[i].append(time.perf_counter())
+        if piece is None:
+            done.release()
+
+    requests = []
+    for i in range(batch):
+        prompt = [(7 * i + 13 * j) % config.v for j in range(length)]
+        sampler = Sampler(Sampling(), prompt, config.v)
+        requests.append(Request(prompt, SERVED, sampler, emit=partial(emit, i)))
+    Recorded.__init__ = record  # type: ignore[method-assign, assignment]
+    try:
+        engine.submit(*requests)
+        for _ in requests:
+            done.acquire()
+    finally:
+        Recorded.__init__ = plain  # type: ignore[method-assign]
+        engine.close()
+    errors = [each.error for each in requests if each.error is not None]
+    if errors:
+        raise errors[0]
+    steps = np.diff(np.array(times)[:, :-1], axis=1)[:, SERVED // 2 :]
+    return {
+        "seconds": float(steps.mean()),
+        "median": float(np.median(steps)),
+        "longest": float(steps.max()),
+        "graphs": len(recorded),
+        "recording": sum(recorded),
+        "tokens": requests[0].tokens[length : length + 4],
+    }
 
 
 def run_overlap(sizes: Sizes, batch: int, first: int) -> dict[str, Any]:

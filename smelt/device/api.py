@@ -169,6 +169,10 @@ class Device(ABC):
     def copy(self, buffer: HostBuffer) -> Buffer:
         """The contents in the device's memory: the same buffer where that is the host's."""
 
+    def copy_all(self, arrays: Sequence[Array]) -> Sequence[Buffer]:
+        """Small arrays in the memory of a device that has its own, in one copy."""
+        raise NotImplementedError
+
     def copy_stored(self, stored: Stored) -> Buffer:
         """A tensor of a file in the device's memory, of a device that has its own."""
         raise NotImplementedError

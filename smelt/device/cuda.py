@@ -329,6 +329,9 @@ class Cuda(Device):
     def copy(self, buffer: HostBuffer) -> Buffer:
         return GpuBuffer.of(self.driver, buffer.numpy(), buffer.shape)
 
+    def copy_all(self, arrays: Sequence[Array]) -> Sequence[Buffer]:
+        return GpuBuffer.of_all(self.driver, arrays)
+
     def copy_stored(self, stored: Stored) -> Buffer:
         return GpuBuffer.read(self.driver, stored.shape, stored.read_into)
 

@@ -18,13 +18,15 @@ import numpy as np
 
 from smelt.buffer import bytes_text
 from smelt.device.cuda_errors import DRIVER, FATAL, explain, explain_setup, explain_version, lost_device, short_name
-from smelt.device.pinned import BUFFERS, CHUNK, Read, Ring
+from smelt.device.pinned import BUFFERS, CHUNK, HALF, Read, Ring, Staging
 from smelt.dtype import Array
 from smelt.errors import DeviceError, SmeltError
 
 EXTRA = 'pip install "smelt[cuda]"'
 GRAIN, MOST_SPARED = 512, 1 << 30  # bytes: sizes are multiples, and the most freed memory that is kept
-LARGE = 32 << 20  # bytes from which on a copy to the device takes pinned memory
+LARGE = 32 << 20  # bytes from which on a copy to the device takes pinned memory,
+SMALL = 32 << 10  # and up to which: a copy of ordinary memory may wait for the work before it
+PIECE, PIECES = 4 << 10, 64  # bytes of pinned memory for a result, and how many are allocated at once
 MEMORY_TYPE = 2  # an attribute of memory that the driver knows
 LEGACY = 1  # the default stream that all threads share
 ALWAYS = 48 << 10  # bytes of shared memory that a launch may take without asking
@@ -79,6 +81,10 @@ def _direct_calls() -> ctypes.CDLL:
     library.cuGraphLaunch.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     library.cuStreamSynchronize.argtypes = [ctypes.c_void_p]
     library.cuPointerGetAttribute.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64]
+    library.cuMemcpyHtoDAsync_v2.argtypes = [ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+    library.cuMemcpyDtoHAsync_v2.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p]
+    library.cuEventRecord.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    library.cuEventSynchronize.argtypes = [ctypes.c_void_p]
     return library
 
 
@@ -93,6 +99,31 @@ class Event:
     def __del__(self) -> None:
         if not sys.is_finalizing():
             self._cuda.cuEventDestroy(self.handle)
+
+
+class Piece:
+    """Pinned memory that a small result is copied to, and the event behind that copy."""
+
+    __slots__ = ("address", "event", "handle")
+
+    def __init__(self, address: int, event: Event) -> None:
+        self.address, self.event, self.handle = address, event, int(event.handle)
+
+
+class Download:
+    """A copy of a result to a piece that has begun. The piece is free afterwards, and where nothing waits for the copy:
+    a later one into it comes behind this one."""
+
+    __slots__ = ("_array", "_driver", "_piece")
+
+    def __init__(self, driver: CudaDriver, piece: Piece, array: Array) -> None:
+        self._driver, self._piece, self._array = driver, piece, array
+
+    def __call__(self) -> None:
+        self._driver.read_piece(self._piece, self._array)
+
+    def __del__(self) -> None:
+        self._driver.free_piece(self._piece)
 
 
 class CudaDriver:
@@ -118,6 +149,8 @@ class CudaDriver:
         self._spared = 0  # bytes of it
         self._kept: list[tuple[Event, Any]] = []  # objects of other libraries that running work reads
         self._ring: Ring | None = None  # for large copies
+        self._staging: tuple[int, Staging] | None = None  # for small ones, with the address of its memory
+        self._pieces: list[Piece] = []  # that no result is copied to
         self._enter()
         flags = api.CUstream_flags.CU_STREAM_NON_BLOCKING.value
         self._stream, self._recorder = (_check(api.cuStreamCreate(flags), "opening a stream") for _ in range(2))
@@ -295,11 +328,30 @@ class CudaDriver:
         if array.nbytes >= LARGE:
             source = array.reshape(-1).view(np.uint8)
             self.fill(address, array.nbytes, lambda part, start: np.copyto(part, source[start : start + part.size]))
+        elif 0 < array.nbytes <= SMALL:
+            self._upload_small(address, array)
         elif array.nbytes:
             self._enter()
             self._check(self._cuda.cuMemcpyHtoDAsync(address, array.ctypes.data, array.nbytes, self._stream), "a copy")
             if self._is_pinned(array.ctypes.data):
                 self.wait()
+
+    def _upload_small(self, address: int, array: Array) -> None:
+        """Through pinned memory: work that runs on the device goes on, and so does the caller."""
+        self._enter()
+        with self._lock:
+            if self._staging is None:
+                self._staging = self._pin(2 * HALF), Staging(self.event, self._await_event)
+            first, staging = self._staging
+            place = first + staging.take(array.nbytes)
+            ctypes.memmove(place, array.ctypes.data, array.nbytes)
+            status = self._fast.cuMemcpyHtoDAsync_v2(address, place, array.nbytes, self._stream_address)
+        if status:
+            self._refuse(status, "a copy")
+
+    def _pin(self, count: int) -> int:
+        """Pinned memory costs time, so it stays."""
+        return int(self._check(self._cuda.cuMemHostAlloc(count, 0), "pinned memory"))
 
     def _is_pinned(self, address: int) -> bool:
         """Whether the device reads host memory itself, after the call that asks for a copy: another library pinned it.
@@ -314,8 +366,7 @@ class CudaDriver:
         self._ring.copy(address, count, read)
 
     def _make_ring(self) -> Ring:
-        """Pinned memory costs time, so it stays."""
-        first = int(self._check(self._cuda.cuMemHostAlloc(BUFFERS * CHUNK, 0), "pinned memory"))
+        first = self._pin(BUFFERS * CHUNK)
         pinned = np.ctypeslib.as_array((ctypes.c_uint8 * (BUFFERS * CHUNK)).from_address(first))
         return Ring([*pinned.reshape(BUFFERS, CHUNK)], self._send, self._await_event)
 
@@ -333,6 +384,32 @@ class CudaDriver:
         if array.nbytes:
             self._check(self._cuda.cuMemcpyDtoHAsync(array.ctypes.data, address, array.nbytes, self._stream), "a copy")
         self.wait()
+
+    def begin_download(self, array: Array, address: int) -> Callable[[], None]:
+        if not 0 < array.nbytes <= PIECE:  # rare, and a copy to ordinary memory waits anyway
+            self.download(array, address)
+            return lambda: None
+        self._enter()
+        with self._lock:
+            if not self._pieces:
+                first = self._pin(PIECES * PIECE)
+                self._pieces += [Piece(first + i * PIECE, self._new_event()) for i in range(PIECES)]
+            piece = self._pieces.pop()
+        copied = self._fast.cuMemcpyDtoHAsync_v2(piece.address, address, array.nbytes, self._stream_address)
+        if status := copied or self._fast.cuEventRecord(piece.handle, self._stream_address):
+            self._refuse(status, "a copy")
+        return Download(self, piece, array)
+
+    def read_piece(self, piece: Piece, array: Array) -> None:
+        """The bytes of a piece, once they are there."""
+        self._enter()
+        status = self._fast.cuEventSynchronize(piece.handle)
+        if status:
+            self._refuse(status, "a run")
+        ctypes.memmove(array.ctypes.data, piece.address, array.nbytes)
+
+    def free_piece(self, piece: Piece) -> None:
+        self._pieces.append(piece)
 
     def move(self, target: int, source: int, count: int) -> None:
         self._enter()
@@ -392,7 +469,7 @@ class CudaDriver:
         if self.lost is not None:
             return
         self._enter()
-        theirs = Event(self._cuda, self._check(self._cuda.cuEventCreate(0), "making an event"))
+        theirs = self._new_event()
         where = LEGACY if stream is None else stream
         self._check(self._cuda.cuEventRecord(theirs.handle, where), "recording an event")
         self._check(self._cuda.cuStreamWaitEvent(self._stream, theirs.handle, 0), "an import")
@@ -405,10 +482,13 @@ class CudaDriver:
 
     # -- time --
 
+    def _new_event(self) -> Event:
+        return Event(self._cuda, self._check(self._cuda.cuEventCreate(0), "making an event"))
+
     def event(self) -> Event:
         """A mark in the stream."""
         self._enter()
-        made = Event(self._cuda, self._check(self._cuda.cuEventCreate(0), "making an event"))
+        made = self._new_event()
         if getattr(self._local, "records", False):
             external = self._cuda.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL.value
             answer = self._cuda.cuEventRecordWithFlags(made.handle, self._recorder, external)

@@ -75,6 +75,10 @@ class Driver(Protocol):
         """Copy to a contiguous array on the host, after the work before."""
         ...
 
+    def begin_download(self, array: Array, address: int) -> Callable[[], None]:
+        """Begin to copy to a contiguous array. What is given waits for the copy, and for no work that came later."""
+        ...
+
     def move(self, target: int, source: int, count: int) -> None:
         """Copy bytes on the device."""
         ...

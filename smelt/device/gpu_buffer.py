@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
-from smelt.buffer import HostBuffer, in_thread
+from smelt.buffer import HostBuffer, check_shape, in_thread
 from smelt.device.dlpack import CUDA, Imported, export_array, import_array
 from smelt.device.driver import Driver
-from smelt.dtype import Array, ElementType
+from smelt.dtype import Array, ElementType, dtype
 from smelt.errors import RunError
 from smelt.guard import Guard
 from smelt.shape import Shape
@@ -75,7 +76,7 @@ class Borrowed:
 class GpuBuffer:
     """A buffer of `device.api.Device`s with their own memory: `bytes` of a block, from `offset` on."""
 
-    __slots__ = ("__weakref__", "_block", "_gone", "_offset", "at", "client", "guard", "shape")
+    __slots__ = ("__weakref__", "_block", "_copy", "_gone", "_offset", "at", "client", "guard", "shape")
 
     def __init__(self, client: Driver, shape: Shape, block: Block | None = None, offset: int = 0) -> None:
         self.client = client
@@ -87,12 +88,25 @@ class GpuBuffer:
         self.at = block.address + offset  # -1: it has no memory any more
         self._gone = ""
         self.guard: Guard | None = None
+        self._copy: tuple[Array, Callable[[], None]] | None = None  # that has begun, and what waits for it
 
     @staticmethod
     def of(client: Driver, array: Array, shape: Shape) -> GpuBuffer:
         """A copy of an array."""
         made = GpuBuffer(client, static_shape(shape.dtype, array.shape))
         client.upload(made.address, np.ascontiguousarray(array))
+        return made
+
+    @staticmethod
+    def of_all(client: Driver, arrays: Sequence[Array]) -> list[GpuBuffer]:
+        """Copies of small arrays, in one block: one allocation and one copy to the device."""
+        starts = [0, *accumulate(-(-each.nbytes // ALIGN) * ALIGN for each in arrays)]
+        block, together = Block(client, starts[-1]), np.zeros(starts[-1], np.uint8)
+        made = []
+        for array, at in zip(arrays, starts, strict=False):
+            together[at : at + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            made.append(GpuBuffer(client, static_shape(dtype(array.dtype), array.shape), block, at))
+        client.upload(block.address, together)
         return made
 
     @staticmethod
@@ -139,11 +153,27 @@ class GpuBuffer:
     def __await__(self) -> Generator[Any, Any, GpuBuffer]:
         return in_thread(self.wait).__await__()
 
-    def numpy(self) -> Array:
+    def copy_to_host(self) -> GpuBuffer:
+        """Start a copy to the host, so that the next `numpy` does not wait for calls that begin meanwhile."""
         array = np.empty(self.shape.numbers(), self.dtype)
-        self.client.download(array, self.address)
+        self._copy = array, self.client.begin_download(array, self.address)
+        return self
+
+    def numpy(self) -> Array:
+        address, begun = self.address, self._copy
+        if begun is None:
+            array = np.empty(self.shape.numbers(), self.dtype)
+            self.client.download(array, address)
+        else:
+            array, wait = begun
+            self._copy = None
+            wait()
         self.judge()
         return array
+
+    def forget_copy(self) -> None:
+        """A call writes this buffer anew."""
+        self._copy = None
 
     def to_host(self) -> HostBuffer:
         """A copy in host memory."""
@@ -157,6 +187,12 @@ class GpuBuffer:
         made.guard = self.guard
         return made
 
+    def copy_from(self, other: GpuBuffer) -> None:
+        """Take the contents of a buffer of this shape on this device."""
+        check_shape(other.shape, self.shape, "the copied buffer")
+        self.client.move(self.address, other.address, self.nbytes)
+        self.guard = other.guard
+
     def renew(self) -> GpuBuffer:
         """A new buffer on the same memory."""
         return GpuBuffer(self.client, self.shape, self.block, self._offset)
@@ -167,7 +203,7 @@ class GpuBuffer:
 
     def give_away(self, reason: str = "was donated") -> None:
         """Drop the memory: a result has it now, or it is free."""
-        self._block, self.at, self._gone = None, -1, reason
+        self._block, self.at, self._gone, self._copy = None, -1, reason, None
 
     def __dlpack__(self, *, stream: int | None = None, dl_device: Any = None, copy: Any = None, **_: Any) -> Any:
         """The memory itself, for torch, JAX or CuPy on this device. Work on their stream begins after what computes it;

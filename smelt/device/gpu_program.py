@@ -197,6 +197,7 @@ class GpuBound:
         self._addresses = [each.address for each in held], [each.address for each in program.constants]
         self._held_blocks = {id(each.block) for each in held}
         self._donated = tuple(place - len(held) for place in program.donated)
+        self._lent = tuple(i for i in range(len(program.arguments) - len(held)) if i not in self._donated)
         self._reused = program.reused
         self._prepared: dict[tuple[int, ...], Prepared] = {}  # by the identities of the inputs' shapes,
         self._by_sizes: dict[tuple[tuple[int, ...], ...], Prepared] = {}  # and by their sizes
@@ -253,6 +254,7 @@ class GpuBound:
         if out is not None:
             for result in done:
                 result.guard = None  # of an earlier call
+                result.forget_copy()
         before = open_guards(given)
         if before or notes is not None:
             judge = None if notes is None else partial(self._judge, known, notes)
@@ -294,9 +296,11 @@ class GpuBound:
             if type(each) is not GpuBuffer or each.client is not driver or each.at < 0:
                 return None
         if self._donated:
-            blocks = {id(each.block) for each in inputs}
-            if len(blocks) < len(inputs) or any(id(inputs[i].block) in self._held_blocks for i in self._donated):
-                return None  # one may be given twice
+            taken = {id(inputs[i].block) for i in self._donated}
+            others = [id(inputs[i].block) for i in self._lent]
+            is_apart = taken.isdisjoint(others) and taken.isdisjoint(self._held_blocks)
+            if len(taken) < len(self._donated) or not is_apart:
+                return None  # one is given twice
         return self._prepared.get(tuple([id(each.shape) for each in inputs]))
 
     def _new_run(

@@ -1,7 +1,7 @@
-"""Large copies to a device at the rate of its bus: several threads fill pinned buffers, which the device reads itself.
+"""Pinned memory of the host, which a device reads and writes itself.
 
-`cuda_driver` makes a `Ring` for its first large copy. A copy of ordinary memory would go through one thread of the
-driver.
+`cuda_driver` makes a `Ring` for its first large copy to the device: several threads fill buffers, where a copy of
+ordinary memory would go through one thread of the driver. Small copies go through `Staging`: no call waits for them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from smelt.dtype import Array
 
 CHUNK = 8 << 20  # bytes of a buffer
 BUFFERS, THREADS = 12, 8
+HALF = 128 << 10  # bytes of each half of `Staging`
+STEP = 64  # bytes: pieces of it begin at multiples
 
 Read = Callable[[Array, int], None]  # fill an array of bytes with those from a position on
 
@@ -62,3 +64,26 @@ class Ring:
                 wait([each for each in running if not each.cancel()])
         if errors:
             raise errors[0]
+
+
+class Staging:
+    """Pinned memory for small copies to a device, in halves: one is filled while the device reads the other. `mark`
+    gives an event behind the copies so far, for which `wait` waits. The caller has a lock."""
+
+    def __init__(self, mark: Callable[[], Any], wait: Callable[[Any], None], half: int = HALF) -> None:
+        self._mark, self._wait, self._half = mark, wait, half
+        self._at, self._end = 0, half
+        self._read: list[Any] = [None, None]  # events behind the copies of each half
+
+    def take(self, count: int) -> int:
+        """The offset of `count` free bytes, whose copy begins before the next call."""
+        if self._at + count > self._end:
+            left = self._end // self._half - 1
+            self._read[left] = self._mark()
+            if self._read[1 - left] is not None:
+                self._wait(self._read[1 - left])
+            self._at = (1 - left) * self._half
+            self._end = self._at + self._half
+        at = self._at
+        self._at += -(-count // STEP) * STEP
+        return at

@@ -217,6 +217,14 @@ class Batch:
             number[rows].astype(np.int32),
         )
 
+    def pad_pages(self) -> Batch:
+        """The number of pages rounded up to a power of two: few sizes come while sequences grow. No token sees the
+        positions of the pages that stand for those that are not there."""
+        table = self.table
+        wide = np.zeros((len(table), round_up(table.shape[1])), np.int32)
+        wide[:, : table.shape[1]] = table
+        return replace(self, table=wide)
+
     def pad(self) -> Batch:
         """Every size rounded up to a power of two."""
         tokens, rows = round_up(len(self.tokens)), round_up(len(self.rows))

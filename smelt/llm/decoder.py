@@ -37,8 +37,7 @@ Cache = tuple[Tensor, Tensor]  # keys [p, g, k, o] and values [p, g, o, k] of a 
 class Picked(NamedTuple):
     """Results of a step that also picks the most likely tokens."""
 
-    best: Any  # i32[r]
-    top: Any  # their logits, f32[r]
+    best: Any  # i32[r]; -1 where the greatest logit is not finite
     logits: Any
     states: Any
     pools: Any
@@ -377,4 +376,4 @@ class Decoder(Model):
 def _pick(made: Stepped) -> Picked:
     best = argmax(made.logits, "v").to(i32)
     top = made.logits.take_along(best.insert("v", 1), "v").squeeze("v")  # a NaN is the greatest, so it is picked
-    return Picked(best, top, *made)
+    return Picked(where(top.abs() < math.inf, best, -1), *made)

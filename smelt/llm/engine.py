@@ -31,11 +31,10 @@ SHORTEST = 4  # steps that a run is begun for
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A running step: what it computes, what it gives, and the step whose tokens it reads."""
+    """A running step: what it computes and what it gives."""
 
     parts: list[Part]
     made: Rows
-    before: Rows | None
     batch: Batch | None = None  # None in a run
 
 
@@ -200,13 +199,21 @@ class Engine:
     def _run_steps(self, parts: list[Part], batch: Batch) -> None:
         """Steps over pages."""
         running = deque([self._launch(parts, batch)])
+        read: list[int | None] | None = None  # the tokens that the first of them read, where another step picked them
         while running:
             last = running[-1]
             if len(running) <= AHEAD and self._can_follow(running) and last.batch is not None:
                 self.scheduler.serve(last.parts)
-                running.append(self._launch(last.parts, last.batch.advance(), last.made))
+                running.append(self._launch(last.parts, last.batch.advance(), last.made.picked))
             else:
-                self._take_in(running.popleft())
+                read = self._take_in_first(running, read)
+
+    def _take_in_first(self, running: deque[Launched], read: list[int | None] | None) -> list[int | None] | None:
+        """Deliver the first step, which read these tokens; those that the next one read. Nothing else of it is kept:
+        the next launch has its memory, and addresses that it had before."""
+        step = running.popleft()
+        self._take_in(step, read)
+        return [step.made.best(i) for i in range(len(step.parts))] if running else None
 
     # ---- runs in slots ----
 
@@ -229,16 +236,17 @@ class Engine:
     def _run_on(self, parts: list[Part], run: Decoding) -> None:
         """Steps of a run until another plan is needed; then their keys and values are in pages."""
         running = deque[Launched]()
-        last: Rows | None = None
+        read: list[int | None] | None = None
+        is_first = True
         while True:
             if len(running) <= AHEAD_IN_RUN and (parts_left := self._go_on(parts, run, len(running))):
-                if last is not None:
+                if not is_first:
                     self.scheduler.serve(parts_left)
+                is_first = False
                 self.steps += 1
-                running.append(Launched(parts, made := run.step(), last))
-                last = made
+                running.append(Launched(parts, run.step()))
             elif running:
-                self._take_in(running.popleft())
+                read = self._take_in_first(running, read)
             else:
                 break
         self.pool.give(run.save(self.pool.take()))
@@ -265,10 +273,10 @@ class Engine:
 
     # ---- steps ----
 
-    def _launch(self, parts: list[Part], batch: Batch, before: Rows | None = None) -> Launched:
+    def _launch(self, parts: list[Part], batch: Batch, picked: Any = None) -> Launched:
         """Start a step. Its tokens are those that the step before it picked, where there is one."""
         self.steps += 1
-        return Launched(parts, self._compute(batch, None if before is None else before.picked), before, batch)
+        return Launched(parts, self._compute(batch, picked), batch)
 
     def _can_follow(self, running: Sequence[Launched]) -> bool:
         """Whether the same requests can go on before their next tokens are known: all take the likeliest one, which is
@@ -281,8 +289,8 @@ class Engine:
         now = time.monotonic()
         return all(part.count == 1 and part.is_last and _goes_on(part.request, count, now) for part in last.parts)
 
-    def _take_in(self, step: Launched) -> None:
-        """Deliver a step's results to its requests."""
+    def _take_in(self, step: Launched, read: list[int | None] | None) -> None:
+        """Deliver a step's results to its requests. `read`: its tokens, where they are those of the step before."""
         self._unread = step
         if step.batch is None or len(step.batch.rows):
             step.made.best(0)  # the error of a step that failed on a device is raised here: it is no request's own
@@ -290,7 +298,7 @@ class Engine:
         at = 0
         for part in step.parts:
             request = part.request
-            if step.before is not None and (request.finish is not None or step.before.best(at) != request.tokens[-1]):
+            if read is not None and (request.finish is not None or read[at] != request.tokens[-1]):
                 at += 1  # it ended, or took another token than the step read
                 continue
             rows, is_last = part.rows, part.is_last

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any
 
-import numpy as np
-
 from smelt.buffer import HostBuffer
 from smelt.bundle.stored import StoredModel
 from smelt.callable_package import call_later
@@ -40,7 +38,8 @@ from smelt.tensor.instantiate import instantiate
 from smelt.tensor.jit.compile import compile
 from smelt.tensor.jit.executable import Executable
 
-make_xla_step = call_later("smelt.llm.xla_step", "make_xla_step")  # which is made of what is here
+make_xla_step = call_later("smelt.llm.xla_step", "make_xla_step")  # which are made of what is here
+make_gpu_step = call_later("smelt.llm.gpu_step", "GpuStep")
 GATHERED = {"cpu": 1 << 28}  # bytes of keys and values that an engine without a paged kernel may gather for a step
 GATHERED_ON_DEVICE = 1 << 32
 
@@ -62,7 +61,10 @@ def make_step(checkpoint: Checkpoint, device: str, engine: str, precision: str, 
     bound = compile_step(checkpoint, platform, precision).prepare(checkpoint.weights)
     checkpoint.weights.release()  # the engine has them packed
     compiled = bound.compiled
-    if isinstance(compiled, NativeExecutable) and not isinstance(platform.engine, Placing):
+    if isinstance(compiled, NativeExecutable):
+        if isinstance(platform.engine, Placing):
+            on_gpu: Stepping = make_gpu_step(bound, checkpoint.config, precision)
+            return on_gpu
         return NativeStep(compiled, precision, str(platform), bound.close)
     return Step(bound, checkpoint.config, precision)
 
@@ -123,7 +125,7 @@ class DeviceRows:
 
     def __init__(self, made: Picked) -> None:
         self._made = made
-        self._picked: tuple[Array, Array] | None = None
+        self._picked: list[int] | None = None
 
     @cached_property
     def logits(self) -> Array:
@@ -141,9 +143,9 @@ class DeviceRows:
 
     def best(self, row: int) -> int | None:
         if self._picked is None:
-            self._picked = self._made.best.numpy(), self._made.top.numpy()
-        best, top = self._picked
-        return int(best[row]) if np.isfinite(top[row]) else None
+            self._picked = self._made.best.numpy().tolist()
+        best = self._picked[row]
+        return best if best >= 0 else None
 
 
 class Step:

@@ -232,7 +232,8 @@ class NativeExecutable(Closing):
 
     def _call_donating(self, run: Bound, inputs: tuple[Any, ...], keep: bool, stop: Stop | None) -> tuple[Any, ...]:
         """A call that may overwrite donated inputs. Buffers that do not own their memory are copied."""
-        is_plain = not keep and all(type(inputs[i]) is np.ndarray for i in self._donated)
+        kinds = {type(inputs[i]) for i in self._donated}
+        is_plain = not keep and all(kind is np.ndarray or hasattr(kind, "client") for kind in kinds)
         try:
             results = run(inputs if is_plain else self._own(inputs, keep), None, stop)
         except BaseException as error:

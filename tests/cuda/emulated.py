@@ -155,6 +155,10 @@ class EmulatedDriver:
     def download(self, array: Array, address: int) -> None:
         ctypes.memmove(array.ctypes.data, address, array.nbytes)
 
+    def begin_download(self, array: Array, address: int) -> Callable[[], None]:
+        ctypes.memmove(array.ctypes.data, address, array.nbytes)
+        return lambda: None
+
     def move(self, target: int, source: int, count: int) -> None:
         ctypes.memmove(target, source, count)
 

@@ -70,6 +70,23 @@ assert y.numpy().tolist() == [[-1] * 5] * 3
 del y
 called.clear()
 array, library = np.arange(15, dtype=np.float32).reshape(3, 5), driver._fast.library
+small = engine.put(HostBuffer.of(array))  # its bytes are staged: the call waits for nothing
+assert [each for each in called if "Alloc" not in each] == ["cuMemcpyHtoDAsync_v2"], called
+called.clear()
+small.copy_to_host()
+copied = called[-2:]
+assert copied == ["cuMemcpyDtoHAsync_v2", "cuEventRecord"], called
+called.clear()
+assert np.array_equal(small.numpy(), array) and called == ["cuEventSynchronize"], called  # not for the stream
+called.clear()
+for _ in range(100):  # a piece comes again, read or not
+    small.copy_to_host()
+assert called == copied * 100 and len(driver._pieces) == cuda_driver.PIECES - 1, called
+assert np.array_equal(small.numpy(), array) and np.array_equal(small.numpy(), array)
+assert len(driver._pieces) == cuda_driver.PIECES
+del small
+called.clear()
+cuda_driver.SMALL = 0
 for pinned in (0, array.ctypes.data):  # the device reads memory that is pinned later: it may change after the call
     ctypes.c_uint64.in_dll(library, "fake_pinned").value = pinned
     engine.put(HostBuffer.of(array))

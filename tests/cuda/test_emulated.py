@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from smelt.ir.text import parse
 from smelt.kernel.build import attention_simt, paged_attention_simt
 from smelt.kernel.emit import kernel_cuda
 from smelt.kernel.tune.schedules import TENSOR_TILES, TensorTile, legal_schedules
+from smelt.llm.config import PAGE
 from smelt.passes.lower_blocks import round_activations
 from smelt.run.executable import NativeExecutable
 from smelt.run.load import every_code
@@ -202,6 +204,44 @@ def test_state_stays_on_the_device(emulated: EmulatedCuda) -> None:
         used.numpy()
     kept = added(state, weight, keep=True)
     np.testing.assert_array_equal(kept.numpy() - state.numpy(), np.arange(8))
+    both: Any = emulated.copy_all([np.zeros(8, np.float32), np.ones(8, np.float32)])
+    with pytest.raises(RunError, match="donated and given twice"):
+        added(*both)  # parts of one block: who takes one takes both
+    np.testing.assert_array_equal(added(state, both[1]).numpy(), 3 * np.arange(8) + 1)
+
+
+def test_several_small_arrays_in_one_copy(emulated: EmulatedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = [np.arange(5, dtype=np.int32), np.ones((3, 1), np.float32), np.zeros((0, 2), np.int8), np.int32([[7]])]
+    uploads: list[int] = []
+    plain = emulated.emulated.upload
+    monkeypatch.setattr(emulated.emulated, "upload", lambda *given: (uploads.append(given[0]), plain(*given)))
+    made: Any = emulated.copy_all(arrays)
+    assert len(uploads) == 1
+    for array, buffer in zip(arrays, made, strict=True):
+        np.testing.assert_array_equal(buffer.numpy(), array)
+        assert buffer.dtype == array.dtype
+        assert buffer.address % 16 == 0
+
+
+def test_a_copy_to_the_host_that_began_earlier(emulated: EmulatedCuda) -> None:
+    """It has what the buffer held then; another call's `out` has the new contents."""
+
+    def double(x: smelt.Tensor) -> smelt.Tensor:
+        return x + x
+
+    made: Any = smelt.compile(double, Shape("f32", 4), platform=smelt.platform("cuda", "native"))
+    result = made(np.ones(4, np.float32)).copy_to_host()
+    emulated.emulated.upload(result.address, np.zeros(4, np.float32))
+    assert result.numpy().tolist() == [2] * 4  # the copy
+    assert result.numpy().tolist() == [0] * 4  # the next one reads anew
+    result.copy_to_host()
+    (again,) = made.compiled._bound((np.full(4, 3, np.float32),), (result,))
+    assert again.numpy().tolist() == [6] * 4
+    result.copy_to_host().delete()
+    with pytest.raises(RunError, match="deleted"):
+        result.numpy()
+    with pytest.raises(ShapeError):
+        made(np.ones(4, np.float32)).copy_from(emulated.copy_all([np.ones(3, np.float32)])[0])
 
 
 def test_memory_is_shared_by_dlpack(emulated: EmulatedCuda) -> None:
@@ -323,6 +363,39 @@ def test_a_language_model(emulated: EmulatedCuda, tmp_path: Path) -> None:
         logits = model.logits(case.tokens)
         assert np.abs(logits - case.logits).max() <= TOLERANCE * np.abs(case.logits).max()
         assert [*model.generate(case.tokens, max_tokens=3, ignore_end=True).ids] == case.ids[:3]
+
+
+def test_steps_of_a_language_model_on_a_gpu(
+    emulated: EmulatedCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step is one copy to the device, one graph and one small copy back; few graphs serve a sequence that grows, and
+    the tokens are those of the reference, also where the host chooses them."""
+    case = Case.load(FIXTURE)[0]
+    write_checkpoint(tmp_path, case.config, case.shapes)
+    driver, called = emulated.emulated, Counter[str]()
+
+    def count_calls(name: str) -> None:
+        plain = getattr(driver, name)
+        monkeypatch.setattr(driver, name, lambda *given: (called.update([name]), plain(*given))[1])
+
+    for name in ("upload", "download", "begin_download", "record"):
+        count_calls(name)
+    with smelt.llm.load(tmp_path, device="cuda", engine="native", memory_limit="1GB") as model:
+        first = model.generate(case.tokens, max_tokens=2 * PAGE, ignore_end=True)  # allocates the pages
+        called.clear()
+        steps, replays = model._engine.steps, driver.replays
+        again = model.generate(case.tokens, max_tokens=2 * PAGE, ignore_end=True)
+        steps, replays = model._engine.steps - steps, driver.replays - replays
+        assert steps > PAGE
+        assert (called["upload"], called["begin_download"], called["download"]) == (steps, steps, 0)
+        assert called["record"] <= 4  # of two numbers of pages, with results in two places
+        assert replays >= steps - 6
+        biased = model.generate(case.tokens, max_tokens=8, ignore_end=True, logit_bias={0: 0.0})
+        assert called["download"] == 8  # logits
+    known = len(case.ids)
+    assert [*first.ids][:known] == case.ids
+    assert [*again.ids] == [*first.ids]
+    assert [*biased.ids] == case.ids[:8]
 
 
 def test_paged_attention(emulated: EmulatedCuda, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from smelt import abi
 from smelt.device import cache, cuda, cuda_compile, cuda_driver
 from smelt.device.cuda import MAGIC, TARGETS, Cuda, Module, capability_of
 from smelt.device.entry import Entry
-from smelt.device.pinned import Ring
+from smelt.device.pinned import Ring, Staging
 from smelt.errors import DeviceError, FileError, UnsupportedError
 from smelt.shape import Shape
 from tests.unit.device.test_host_plan import HostDriver
@@ -251,6 +251,18 @@ def test_large_copies_go_through_a_ring_of_buffers() -> None:
         ring.copy(0, 730, fail)
     ring.copy(20, 730, lambda part, start: np.copyto(part, 7))  # every buffer came back
     assert memory[20:750].tolist() == [7] * 730
+
+
+def test_small_copies_take_turns_in_halves_of_pinned_memory() -> None:
+    marked, waited = iter(range(10)), list[int]()
+    staging = Staging(lambda: next(marked), waited.append, half=256)
+    assert [staging.take(count) for count in (1, 64, 65)] == [0, 64, 128]
+    assert staging.take(64) == 256  # the first half is left, with a mark behind it
+    assert waited == []
+    assert staging.take(200) == 0
+    assert waited == [0]  # the device has read what was there
+    assert staging.take(57) == 256
+    assert waited == [0, 1]
 
 
 def test_an_interrupted_copy_writes_nothing_later() -> None:
