@@ -209,11 +209,12 @@ class Engine:
                 read = self._take_in_first(running, read)
 
     def _take_in_first(self, running: deque[Launched], read: list[int | None] | None) -> list[int | None] | None:
-        """Deliver the first step, which read these tokens; those that the next one read. Nothing else of it is kept:
-        the next launch has its memory, and addresses that it had before."""
+        """Deliver the first step, which read these tokens; gives those that the next one reads, in a run also one that
+        is not launched yet. Nothing else of the step is kept: the next launch has its memory, and thus the addresses
+        of an earlier one."""
         step = running.popleft()
         self._take_in(step, read)
-        return [step.made.best(i) for i in range(len(step.parts))] if running else None
+        return [step.made.best(i) for i in range(len(step.parts))] if running or step.batch is None else None
 
     # ---- runs in slots ----
 

@@ -211,10 +211,16 @@ def test_state_stays_on_the_device(emulated: EmulatedCuda) -> None:
 
 
 def test_several_small_arrays_in_one_copy(emulated: EmulatedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    arrays = [np.arange(5, dtype=np.int32), np.ones((3, 1), np.float32), np.zeros((0, 2), np.int8), np.int32([[7]])]
+    arrays: list[Any] = [np.arange(5, dtype=np.int32), np.ones((3, 1), np.float32), np.zeros((0, 2), np.int8)]
+    arrays.append(np.array([[7]], np.int32))
     uploads: list[int] = []
     plain = emulated.emulated.upload
-    monkeypatch.setattr(emulated.emulated, "upload", lambda *given: (uploads.append(given[0]), plain(*given)))
+
+    def upload(address: int, array: Any) -> None:
+        uploads.append(address)
+        plain(address, array)
+
+    monkeypatch.setattr(emulated.emulated, "upload", upload)
     made: Any = emulated.copy_all(arrays)
     assert len(uploads) == 1
     for array, buffer in zip(arrays, made, strict=True):
