@@ -415,6 +415,10 @@ class CudaDriver:
         self._enter()
         self._check(self._cuda.cuMemcpyDtoDAsync(target, source, count, self._here), "a copy")
 
+    def clear(self, address: int, count: int) -> None:
+        self._enter()
+        self._check(self._cuda.cuMemsetD8Async(address, 0, count, self._stream), "clearing memory")
+
     def wait(self) -> None:
         self._enter()
         status = self._fast.cuStreamSynchronize(self._stream_address)

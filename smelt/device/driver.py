@@ -83,6 +83,10 @@ class Driver(Protocol):
         """Copy bytes on the device."""
         ...
 
+    def clear(self, address: int, count: int) -> None:
+        """Set bytes on the device to 0."""
+        ...
+
     def wait(self) -> None:
         """Wait for the work; raises its errors."""
         ...

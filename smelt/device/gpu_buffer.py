@@ -6,7 +6,6 @@ import math
 import sys
 from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -100,14 +99,15 @@ class GpuBuffer:
     @staticmethod
     def of_all(client: Driver, arrays: Sequence[Array]) -> list[GpuBuffer]:
         """Copies of small arrays, in one block: one allocation and one copy to the device."""
-        starts = [0, *accumulate(-(-each.nbytes // ALIGN) * ALIGN for each in arrays)]
-        block, together = Block(client, starts[-1]), np.zeros(starts[-1], np.uint8)
-        made = []
-        for array, at in zip(arrays, starts, strict=False):
-            together[at : at + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-            made.append(GpuBuffer(client, static_shape(dtype(array.dtype), array.shape), block, at))
-        client.upload(block.address, together)
-        return made
+        together = bytearray()
+        places = []
+        for array in arrays:
+            places.append((static_shape(dtype(array.dtype), array.shape), len(together)))
+            together += array.tobytes()
+            together += bytes(-len(together) % ALIGN)
+        block = Block(client, len(together))
+        client.upload(block.address, np.frombuffer(together, np.uint8))
+        return [GpuBuffer(client, shape, block, at) for shape, at in places]
 
     @staticmethod
     def read(client: Driver, shape: Shape, read: Callable[[Array, int], None]) -> GpuBuffer:
@@ -192,6 +192,14 @@ class GpuBuffer:
         check_shape(other.shape, self.shape, "the copied buffer")
         self.client.move(self.address, other.address, self.nbytes)
         self.guard = other.guard
+
+    def enlarge(self, count: int) -> GpuBuffer:
+        """A buffer of `count` rows: these, and zeros behind them."""
+        made = GpuBuffer(self.client, static_shape(self.shape.dtype, (count, *self.shape.numbers()[1:])))
+        self.client.clear(made.address + self.nbytes, made.nbytes - self.nbytes)
+        self.client.move(made.address, self.address, self.nbytes)
+        made.guard = self.guard
+        return made
 
     def renew(self) -> GpuBuffer:
         """A new buffer on the same memory."""

@@ -214,8 +214,13 @@ class Run:
 
     def shared_bytes(self, launches: Sequence[Mapping[str, Any]]) -> int:
         """Bytes that the launches of a kernel share."""
-        each = (one["saved"] + one["scratch"] * one["per_block"] * self.blocks(one) for one in launches)
-        return max(each, default=0)
+        found = 0
+        for one in launches:
+            each = one["saved"]
+            if one["scratch"]:  # few have some
+                each += one["scratch"] * one["per_block"] * self.blocks(one)
+            found = max(found, each)
+        return found
 
     def allocate(self, count: int) -> int:
         address = self.driver.allocate(count)

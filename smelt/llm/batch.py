@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -133,6 +133,12 @@ class Stepping(Protocol):
 
     def put(self, array: Array) -> Any:
         """An array where steps compute."""
+        ...
+
+    @property
+    def enlarge(self) -> Callable[[Any, int], Any] | None:
+        """What copies an array that steps compute with to one of more rows, with zeros behind them, where that is not
+        in host memory; None: `put` does."""
         ...
 
     def memory(self, tokens: int, rows: int, sequences: int, pages: int) -> int:

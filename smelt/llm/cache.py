@@ -37,10 +37,11 @@ class Pool:
         copies: bool = False,
         grows: bool = True,
         sequences: int = SEQUENCES,
+        enlarge: Callable[[Any, int], Any] | None = None,
     ) -> None:
         """`copies`: steps compute on arrays in host memory, where a page is easily copied. `grows`: the arrays grow
         with their use; otherwise they have all pages from the first step on, and programs of one size. `sequences` run
-        at once."""
+        at once. `enlarge`: gives an array of more pages on the device."""
         sliding = None
         if config.sliding is not None:
             most = sliding_pages(config, limit, sequences)
@@ -49,6 +50,7 @@ class Pool:
         self.pages = Pages(limit, salt, config.window, copies, config.switch, sliding)
         self._config = config
         self._put = put
+        self._enlarge_there = enlarge
         self._grows = grows
         self._capacity = {False: 0, True: 0}  # pages of the arrays of layers, and of those that slide
         self._arrays: Pools | None = []
@@ -154,7 +156,9 @@ class Pool:
         self._arrays, self._capacity = grown, capacity
 
     def _enlarge(self, old: list[Any], sizes: tuple[int, ...]) -> list[Any]:
-        """The arrays of some layers, in one block."""
+        """The arrays of some layers, in one block where the host makes them."""
+        if self._enlarge_there is not None and old[0] is not None:
+            return [self._enlarge_there(buffer, sizes[0]) for buffer in old]
         block = np.zeros((len(old), *sizes), self._config.cache.numpy)
         for array, buffer in zip(block, old, strict=True):
             if buffer is not None:

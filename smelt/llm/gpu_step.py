@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from smelt.device.gpu_buffer import GpuBuffer
 from smelt.llm.batch import Batch, Pools, Rows
 from smelt.llm.config import Config
 from smelt.llm.decoder import Picked
@@ -36,3 +38,7 @@ class GpuStep(Step):
         best.copy_to_host()
         pools = list(zip(after[::2], after[1::2], strict=True))
         return DeviceRows(Picked(best, logits, states, pools)), pools
+
+    @property
+    def enlarge(self) -> Callable[[Any, int], Any]:
+        return GpuBuffer.enlarge

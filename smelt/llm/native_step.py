@@ -57,6 +57,8 @@ class NativeStep:
     def put(self, array: Array) -> Array:
         return array
 
+    enlarge = None
+
     def memory(self, tokens: int, rows: int, sequences: int, pages: int) -> int:
         return self.executable.call_bytes({"S": tokens, "R": rows, "B": sequences, "M": pages})
 

@@ -7,7 +7,7 @@ there every size is rounded up to a power of two and the padding is neither writ
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -189,6 +189,10 @@ class Step:
     def put(self, array: Array) -> Any:
         """An array where steps compute."""
         return self._put(HostBuffer.of(array))
+
+    @property
+    def enlarge(self) -> Callable[[Any, int], Any] | None:
+        return None
 
     def memory(self, tokens: int, rows: int, sequences: int, pages: int) -> int:
         """Bytes that a step needs besides weights and pools."""

@@ -162,6 +162,9 @@ class EmulatedDriver:
     def move(self, target: int, source: int, count: int) -> None:
         ctypes.memmove(target, source, count)
 
+    def clear(self, address: int, count: int) -> None:
+        ctypes.memset(address, 0, count)
+
     def hand_over(self, stream: int | None) -> None:
         self.streams.append(("hand over", stream))
 

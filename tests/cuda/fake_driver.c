@@ -139,6 +139,10 @@ static Result copy(void *to, const void *from, size_t count, void *stream) {
 Result cuMemcpyHtoDAsync_v2(Address to, const void *from, size_t n, void *s) { return copy((void *)to, from, n, s); }
 Result cuMemcpyDtoHAsync_v2(void *to, Address from, size_t n, void *s) { return copy(to, (void *)from, n, s); }
 Result cuMemcpyDtoDAsync_v2(Address to, Address from, size_t n, void *s) { return copy((void *)to, (void *)from, n, s); }
+Result cuMemsetD8Async(Address to, unsigned char value, size_t n, void *s) {
+  memset((void *)to, value, n);
+  return s == a_stream ? SUCCESS : INVALID_VALUE;
+}
 Result cuStreamSynchronize(void *stream) { return stream == a_stream ? fake_status : INVALID_VALUE; }
 Result cuEventCreate(void **event, unsigned flags) { *event = calloc(1, sizeof(struct timespec)); return flags; }
 Result cuEventRecord(void *event, void *stream) {

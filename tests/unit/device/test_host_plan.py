@@ -66,6 +66,13 @@ class HostDriver:
             read(part, start)
             self.upload(address + start, part)
 
+    def begin_download(self, array: Array, address: int) -> Callable[[], None]:
+        self.download(array, address)
+        return lambda: None
+
+    def clear(self, address: int, count: int) -> None:
+        self.data[address : address + count] = 0
+
     def download(self, array: Array, address: int) -> None:
         array.reshape(-1).view(np.uint8)[:] = self.data[address : address + array.nbytes]
 
