@@ -23,3 +23,16 @@ def test_tokens_go_to_the_pages_of_their_positions(count: int, seed: int) -> Non
     np.testing.assert_array_equal(page, want)
     np.testing.assert_array_equal(place[near >= 0], near[near >= 0] % PAGE)
     assert page.dtype == place.dtype == np.int32
+
+
+def test_tables_have_a_power_of_two_of_pages() -> None:
+    """So that few sizes come while sequences grow; tokens go to the same pages as before."""
+    batch = Batch.of([([5], 4 * PAGE, [7, 3, 2, 9, 4], [0]), ([6], 1, [8], [0])])
+    padded = batch.pad_pages()
+    assert padded.table.tolist() == [[7, 3, 2, 9, 4, 0, 0, 0], [8, 0, 0, 0, 0, 0, 0, 0]]
+    assert (
+        [each.tolist() for each in padded.page_slots]
+        == [each.tolist() for each in batch.page_slots]
+        == [[4, 8], [0, 1]]
+    )
+    assert padded.pad_pages().table.shape == (2, 8)
