@@ -1,6 +1,7 @@
 // Runs generated CUDA on the processor, block after block. Threads of a block are fibers: each runs until it waits for
 // others, so barriers and shuffles work, and a kernel that waits in a way a GPU would not allow is found (a deadlock).
 #undef _FORTIFY_SOURCE
+#define _GLIBCXX_INCLUDE_NEXT_C_HEADERS  // headers of C without those of C++, which take longer than a kernel to compile
 #include <math.h>
 #include <setjmp.h>
 #include <stdio.h>
