@@ -45,7 +45,7 @@ def definition(
 def _is_ignored(node: Any, attribute: Any) -> bool:
     """Whether implementations leave out what the function would do: onnxruntime and the evaluator of the standard cap
     scores of attention where the cap is positive, the function where it is not 0."""
-    return node.op_type == "Attention" and attribute.name == "softcap" and attribute.f <= 0
+    return bool(node.op_type == "Attention" and attribute.name == "softcap" and attribute.f <= 0)
 
 
 def type_proto(item: Item | None) -> Any:
