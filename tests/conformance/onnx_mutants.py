@@ -725,7 +725,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(dict(Counter(outcome.status for outcome in outcomes)), f"seed {options.seed}")
     if options.json is not None:
         options.json.write_text(json.dumps([asdict(each) for each in outcomes], indent=1) + "\n", "utf-8")
-    return 0
+    return int(any(outcome.status in ("wrong", "crashed") for outcome in outcomes))
 
 
 if __name__ == "__main__":

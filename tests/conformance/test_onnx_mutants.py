@@ -18,7 +18,8 @@ onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnx.reference")
 pytest.importorskip("onnxruntime")
 
-from tests.conformance.onnx_mutants import run_mutants  # noqa: E402  needs both packages
+from tests.conformance import onnx_mutants  # noqa: E402  needs both packages
+from tests.conformance.onnx_mutants import Outcome, run_mutants  # noqa: E402
 
 
 def test_mutants(seed: int) -> None:
@@ -29,6 +30,15 @@ def test_mutants(seed: int) -> None:
     assert not wrong, "\n".join(f"{each.index} {each.variant}: {each.detail}\n  {each.mutant}" for each in wrong)
     assert counts["agree"] >= len(outcomes) / 4, f"too few mutants count: {dict(counts)}"
     assert counts["refused"] <= len(outcomes) / 50, f"too many are refused: {dict(counts)}"
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [("agree", 0), ("skipped", 0), ("refused", 0), ("wrong", 1), ("crashed", 1)]
+)
+def test_the_command_fails_where_a_mutant_does(status: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = [Outcome(0, "Add", "agree"), Outcome(1, "Add", status)]
+    monkeypatch.setattr(onnx_mutants, "run_mutants", lambda *_, **__: outcomes)
+    assert onnx_mutants.main(["--count", "2"]) == code
 
 
 def open_model(folder: Path, op: str, *ranks: int, **attributes: Any) -> smelt.model.LoadedModel:

@@ -1,13 +1,13 @@
 // Runs generated CUDA on the processor, block after block. Threads of a block are fibers: each runs until it waits for
 // others, so barriers and shuffles work, and a kernel that waits in a way a GPU would not allow is found (a deadlock).
 #undef _FORTIFY_SOURCE
+#define _GLIBCXX_INCLUDE_NEXT_C_HEADERS  // headers of C without those of C++, which take longer than a kernel to compile
 #include <math.h>
 #include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <ucontext.h>
-#include <vector>
 
 #define __global__
 #define __device__
@@ -32,6 +32,24 @@ static int cluster_here;  // blocks that run at the same time
 static unsigned exchanged[MOST];
 static void (*kernel_here)(const long long *);
 static const long long *arguments_here;
+
+// What is under way, the oldest first. (The compiler takes longer to read <vector> than all of this file.)
+template <class T> struct Queue {
+  T *items;
+  size_t count, room;
+  void push_back(const T &item) {
+    if (count == room) items = (T *)realloc(items, (room = room ? 2 * room : 16) * sizeof(T));
+    items[count++] = item;
+  }
+  void drop(size_t oldest) {
+    count -= oldest;
+    memmove(items, items + oldest, count * sizeof(T));
+  }
+  size_t size() const { return count; }
+  T &operator[](size_t at) { return items[at]; }
+  T *begin() { return items; }
+  T *end() { return items + count; }
+};
 
 static int block_here(void) { return current / threads_here; }
 static void enter_fiber(void) {
@@ -79,11 +97,8 @@ static float bf16(unsigned word, int half) {
   memcpy(&x, &bits, 4);
   return x;
 }
-static float f16(unsigned word, int half) {
-  const unsigned bits = half ? word >> 16 : word & 0xffffu, exponent = bits >> 10 & 31, rest = bits & 1023;
-  const float size = exponent == 31 ? (rest ? NAN : INFINITY) : exponent ? ldexpf(1024 + rest, exponent - 25) : ldexpf(rest, -24);
-  return bits >> 15 ? -size : size;
-}
+static float smelt_widen_half(unsigned x) { _Float16 h; memcpy(&h, &x, 2); return h; }
+static float f16(unsigned word, int half) { return smelt_widen_half(half ? word >> 16 : word); }
 static float tf32(unsigned bits) {  // tensor cores do not read the other bits
   bits &= 0xffffe000u;
   float x;
@@ -104,24 +119,37 @@ template <Eight ELEMENT> static float in_table(unsigned char bits) {
   filled = true;
   return table[bits];
 }
+static double power_of_two(int exponent) {
+  const unsigned long long bits = (unsigned long long)(1023 + exponent) << 52;
+  double x;
+  memcpy(&x, &bits, 8);
+  return x;
+}
 // A sum of products of fp8, as Hopper's tensor cores have it: addends are cut to 14 bits of the largest one.
 static float add_cut(float sum, const float *more, int count) {
   float largest = fabsf(sum);
-  for (int i = 0; i < count; i++) largest = fmaxf(largest, fabsf(more[i]));
-  bool finite = largest < INFINITY;
-  for (int i = 0; i < count; i++) finite = finite && more[i] == more[i];
-  if (!finite || sum != sum) {
+  bool numbers = sum == sum;
+  for (int i = 0; i < count; i++) {
+    const float size = fabsf(more[i]);
+    numbers &= size == size;
+    largest = size > largest ? size : largest;
+  }
+  if (!numbers || largest == INFINITY) {
     for (int i = 0; i < count; i++) sum += more[i];
     return sum;
   }
   if (!largest) return 0;
-  const double unit = ldexp(1, ilogbf(largest) - 13), steps = 1 / unit;
-  double total = trunc(sum * steps);
-  for (int i = 0; i < count; i++) total += trunc(more[i] * steps);
-  return (float)(total * unit);
+  const double wide = largest;  // in which no f32 is subnormal
+  unsigned long long bits;
+  memcpy(&bits, &wide, 8);
+  const int exponent = (int)(bits >> 52) - 1023;
+  const double steps = power_of_two(13 - exponent);
+  int total = (int)(sum * steps);
+  for (int i = 0; i < count; i++) total += (int)(more[i] * steps);
+  return (float)(total * power_of_two(exponent - 13));
 }
 // mma.sync.m16n8k16: who holds which element is NVIDIA's (PTX ISA, matrix fragments).
-static void multiply_fragments(float *c, const unsigned *a, const unsigned *b, float (*element)(unsigned, int)) {
+template <float (*ELEMENT)(unsigned, int)> static void multiply_fragments(float *c, const unsigned *a, const unsigned *b) {
   memcpy(left_words[current], a, 16);
   memcpy(right_words[current], b, 8);
   __syncwarp();
@@ -131,13 +159,13 @@ static void multiply_fragments(float *c, const unsigned *a, const unsigned *b, f
     for (int k = 0; k < 16; k++) {
       const unsigned x = left_words[first + row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2];
       const unsigned y = right_words[first + column * 4 + k % 8 / 2][k / 8];
-      c[e] += element(x, k % 2) * element(y, k % 2);
+      c[e] += ELEMENT(x, k % 2) * ELEMENT(y, k % 2);
     }
   }
   __syncwarp();
 }
-static void smelt_mma_sync(float *c, const unsigned *a, const unsigned *b) { multiply_fragments(c, a, b, bf16); }
-static void smelt_mma_sync_f16(float *c, const unsigned *a, const unsigned *b) { multiply_fragments(c, a, b, f16); }
+static void smelt_mma_sync(float *c, const unsigned *a, const unsigned *b) { multiply_fragments<bf16>(c, a, b); }
+static void smelt_mma_sync_f16(float *c, const unsigned *a, const unsigned *b) { multiply_fragments<f16>(c, a, b); }
 
 static void smelt_mma_sync_tf32(float *c, const unsigned *a, const unsigned *b) {  // m16n8k8
   memcpy(left_words[current], a, 16);
@@ -207,7 +235,6 @@ template <class W = smelt_two_words> static W smelt_read_pair(const void *from) 
 static unsigned smelt_read_word(const void *from) { return *(const unsigned *)from; }
 static int smelt_byte(unsigned word, int at) { return (signed char)(word >> 8 * at); }
 static unsigned smelt_rotate(unsigned word, int by) { return word << (by & 31) | word >> (-by & 31); }
-static float smelt_widen_half(unsigned x) { _Float16 h; memcpy(&h, &x, 2); return h; }
 static unsigned __byte_perm(unsigned x, unsigned y, unsigned places) {
   const unsigned long long both = (unsigned long long)y << 32 | x;
   unsigned found = 0;
@@ -224,8 +251,8 @@ static void smelt_cluster_write(float *to, int block, float x) {
 }
 struct smelt_words;
 struct Copied { void *to; const void *from; int used; };
-static std::vector<Copied> copies[MOST];
-static std::vector<int> copy_groups[MOST];  // how many copies each group has, the oldest first
+static Queue<Copied> copies[MOST];
+static Queue<int> copy_groups[MOST];  // how many copies each group has, the oldest first
 static unsigned smelt_cycles() {  // as if every look at the clock took long: nothing is waited for
   static unsigned now;
   return now += 1 << 16;
@@ -251,8 +278,8 @@ template <int N> static void smelt_copy_wait() {
       memset(all[i].to, 0, 16);
       memcpy(all[i].to, all[i].from, all[i].used);
     }
-    all.erase(all.begin(), all.begin() + groups[0]);
-    groups.erase(groups.begin());
+    all.drop(groups[0]);
+    groups.drop(1);
   }
 }
 static void smelt_await() {}
@@ -300,8 +327,8 @@ struct Product {
   bool words = false;  // of tf32
   Eight eight[2] = {};  // types of fp8
 };
-static std::vector<Product> products[MOST];
-static std::vector<int> product_groups[MOST];
+static Queue<Product> products[MOST];
+static Queue<int> product_groups[MOST];
 static void smelt_wgmma_fence() {}
 static void smelt_publish() {}
 template <int COUNT> static void smelt_wgmma(float (&d)[COUNT], unsigned long long a, unsigned long long b) {
@@ -313,10 +340,6 @@ template <int COUNT> static void smelt_wgmma_f16(float (&d)[COUNT], unsigned lon
 template <int COUNT> static void smelt_wgmma_tf32(float (&d)[COUNT], unsigned long long a, unsigned long long b) {
   products[current].push_back({d, 2 * COUNT, a, b, false, false, false, {}, bf16, true});
 }
-static void multiply_words(float *d, const Product &of, int row, int column) {
-  for (int k = 0; k < 8; k++)
-    *d += tf32(*(const unsigned *)place_of(of.a, row, 4 * k)) * tf32(*(const unsigned *)place_of(of.b, column, 4 * k));
-}
 #define SMELT_EIGHT(L, R) \
   template <int COUNT> static void smelt_wgmma_##L##_##R( \
       float (&d)[COUNT], unsigned long long a, unsigned long long b, int more) { \
@@ -327,21 +350,9 @@ SMELT_EIGHT(e4m3, e5m2)
 SMELT_EIGHT(e5m2, e4m3)
 SMELT_EIGHT(e5m2, e5m2)
 #undef SMELT_EIGHT
-static void multiply_eight(float *d, const Product &of, int row, int column) {
-  float more[32];
-  for (int k = 0; k < 32; k++)
-    more[k] = of.eight[0](*place_of(of.a, row, k)) * of.eight[1](*place_of(of.b, column, k));
-  *d = add_cut(of.replaces ? 0 : *d, more, 32);
-}
-static float raw(unsigned word, int) { return word; }  // two bytes
+static float raw(unsigned word, int) { return word; }  // stands for bytes
 template <int COUNT> static void smelt_wgmma_int8(int (&d)[COUNT], unsigned long long a, unsigned long long b) {
   products[current].push_back({(float *)d, 2 * COUNT, a, b, false, false, false, {}, raw});
-}
-static void multiply_bytes(int *d, const Product &of, int row, int column) {
-  for (int k = 0; k < 16; k++) {
-    const unsigned x = described(of.a, row, k, raw), y = described(of.b, column, k, raw);
-    for (int i = 0; i < 16; i += 8) *d += (int)(unsigned char)(x >> i) * (signed char)(y >> i);
-  }
 }
 template <int ADJACENT, int COUNT> static void smelt_wgmma_scores(
     float (&d)[COUNT], unsigned long long a, unsigned long long b, int more) {
@@ -359,35 +370,47 @@ static void smelt_wgmma_commit() {
   for (int count : product_groups[current]) open -= count;
   product_groups[current].push_back(open);
 }
+static float operand(const Product &of, bool right, int row, int k) {
+  const unsigned long long form = right ? of.b : of.a;
+  if (of.words) return tf32(*(const unsigned *)place_of(form, row, 4 * k));
+  if (of.eight[0]) return of.eight[right](*place_of(form, row, k));
+  if (of.element == raw) return right ? (signed char)*place_of(form, row, k) : (unsigned char)*place_of(form, row, k);
+  return described(form, row, k, of.element, right && of.across);
+}
+// The elements of a product, the p-th of its group, that this thread holds: in two rows, a pair in every 8 columns.
+static void multiply_product(const Product &of, int p) {
+  static float x[2][32], y[64][32];
+  const bool bytes = of.element == raw, eight = of.eight[0];
+  const int depth = of.words ? 8 : eight || bytes ? 32 : 16;
+  for (int half = 0; half < 2; half++)
+    for (int k = 0; k < depth; k++) {
+      const int row = current % WARP / 4 + 8 * half, holder = current / WARP * WARP + row % 8 * 4 + k % 8 / 2;
+      x[half][k] = of.in_registers ? bf16(products[holder][p].left[half + k / 8 * 2], k % 2)
+                                   : operand(of, false, current % 128 / WARP * 16 + row, k);
+    }
+  for (int j = 0; j < of.columns / 4; j++)
+    for (int k = 0; k < depth; k++) y[j][k] = operand(of, true, j / 2 * 8 + current % 4 * 2 + j % 2, k);
+  for (int i = 0; i < of.columns / 2; i++) {
+    const float *left = x[i / 2 % 2], *right = y[i / 4 * 2 + i % 2];
+    if (bytes) {
+      for (int k = 0; k < depth; k++) ((int *)of.d)[i] += (int)left[k] * (int)right[k];
+      continue;
+    }
+    float sum = of.replaces ? 0 : of.d[i], more[32];
+    for (int k = 0; k < depth; k++) more[k] = left[k] * right[k];
+    for (int k = 0; k < depth && !eight; k++) sum += more[k];
+    of.d[i] = eight ? add_cut(sum, more, depth) : sum;
+  }
+}
 template <int N> static void smelt_wgmma_wait() {
   auto &all = products[current];
   auto &groups = product_groups[current];
   __syncwarp();  // others have begun the same products
   while ((int)groups.size() > N) {
-    for (int p = 0; p < groups[0]; p++)
-      for (int i = 0; i < all[p].columns / 2; i++) {
-        const int inside = current % 32 / 4 + i / 2 % 2 * 8, row = current % 128 / 32 * 16 + inside;
-        const int column = i / 4 * 8 + current % 4 * 2 + i % 2;
-        if (all[p].element == raw) {
-          multiply_bytes((int *)all[p].d + i, all[p], row, column);
-          continue;
-        }
-        if (all[p].words || all[p].eight[0]) {
-          if (all[p].words) multiply_words(all[p].d + i, all[p], row, column);
-          else multiply_eight(all[p].d + i, all[p], row, column);
-          continue;
-        }
-        if (all[p].replaces) all[p].d[i] = 0;
-        for (int k = 0; k < 16; k++) {
-          const unsigned *words = products[current / WARP * WARP + inside % 8 * 4 + k % 8 / 2][p].left;
-          const float x = all[p].in_registers ? bf16(words[inside / 8 + k / 8 * 2], k % 2)
-                                               : described(all[p].a, row, k, all[p].element);
-          all[p].d[i] += x * described(all[p].b, column, k, all[p].element, all[p].across);
-        }
-      }
+    for (int p = 0; p < groups[0]; p++) multiply_product(all[p], p);
     __syncwarp();
-    all.erase(all.begin(), all.begin() + groups[0]);
-    groups.erase(groups.begin());
+    all.drop(groups[0]);
+    groups.drop(1);
     __syncwarp();
   }
 }
@@ -416,9 +439,9 @@ static void smelt_barrier_end(unsigned long long *at) {
 static void smelt_bulk_expect(unsigned long long *at, unsigned bytes) { barrier_moves(at, 1, bytes); }
 // Copies with an arrival, and those of the copy engine, are done when some thread waits for a barrier.
 struct Arrival { size_t copies; unsigned long long *at; };
-static std::vector<Arrival> arrivals[MOST];
+static Queue<Arrival> arrivals[MOST];
 struct Bulk { char *to; const void *from; unsigned bytes; unsigned long long *at; };
-static std::vector<Bulk> bulks;
+static Queue<Bulk> bulks;
 static void smelt_bulk_copy(void *to, const void *from, unsigned bytes, unsigned long long *at) {
   if ((size_t)to % 16 || (size_t)from % 16 || bytes % 16) abort();
   bulks.push_back({(char *)to, from, bytes, at});
@@ -435,14 +458,14 @@ static bool smelt_barrier_passed(unsigned long long *at, int parity) {
       }
       smelt_barrier_arrive(each.at);
     }
-    copies[i].erase(copies[i].begin(), copies[i].begin() + done);
-    arrivals[i].clear();
+    copies[i].drop(done);
+    arrivals[i].count = 0;
   }
   for (Bulk each : bulks) {
     memcpy(each.to, each.from, each.bytes);
     barrier_moves(each.at, 0, -(int)each.bytes);
   }
-  bulks.clear();
+  bulks.count = 0;
   pause_fiber();
   return false;
 }

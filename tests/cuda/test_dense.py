@@ -15,8 +15,9 @@ from smelt.device import cache
 from smelt.device.cuda import TARGETS
 from smelt.dtype import dtype
 from smelt.engine.compile import emit_source, plan_program
-from smelt.engine.native import NativeEngine
+from smelt.engine.native import NativeEngine, compile_all
 from smelt.engine.reference import ReferenceEngine
+from smelt.errors import SmeltError
 from smelt.ir.core import Program
 from smelt.ir.integer import reduce_precision
 from smelt.ir.text import parse, print_program
@@ -33,14 +34,27 @@ BF16 = dtype("bf16").numpy
 ROUNDING = 2**-8  # of a result in bf16, relative to the largest one
 
 
-def run_with(program: Program, machine: str, weights: dict[str, Any], *inputs: Any, times: int = 1) -> Any:
-    """The result, which every call has to give."""
-    bound = Weights.of({name: HostBuffer.of(each) for name, each in weights.items()})
-    made = NativeEngine(TARGETS[machine]).compile(program).prepare(bound)
-    first, *others = (made(*inputs)[0].numpy() for _ in range(times))
-    for each in others:
-        np.testing.assert_array_equal(each, first)
-    return first.astype(np.float64)
+Call = tuple[Program, dict[str, Any], tuple[Any, ...]]  # a program, its weights and its inputs
+
+
+def run_all(calls: list[Call], machine: str, times: int = 1) -> list[Any]:
+    """The result of each call, the same every time. One compilation for all of them: most of the time goes there."""
+    found = []
+    for (_, weights, inputs), made in zip(
+        calls, compile_all([program for program, *_ in calls], TARGETS[machine]), strict=True
+    ):
+        assert not isinstance(made, SmeltError), made
+        ready = made.prepare(Weights.of({name: HostBuffer.of(each) for name, each in weights.items()}))
+        first, *others = (ready(*inputs)[0].numpy() for _ in range(times))
+        for each in others:
+            np.testing.assert_array_equal(each, first)
+        found.append(first.astype(np.float64))
+    return found
+
+
+def run_with(program: Program, machine: str, weights: dict[str, Any], *inputs: Any) -> Any:
+    (found,) = run_all([(program, weights, inputs)], machine)
+    return found
 
 
 def source(program: Program, machine: str) -> str:
@@ -162,25 +176,32 @@ def product(rows: int, depth: int, columns: int) -> Program:
 }}""")
 
 
-@pytest.mark.parametrize("machine", ["sm_80", "sm_90"])
-@pytest.mark.parametrize("tile", TENSOR_TILES)
-@pytest.mark.parametrize("splits", [1, 3])
-def test_products(
-    machine: str,
-    tile: tuple[int, int],
-    splits: int,
-    emulated: EmulatedCuda,
-    seed: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Rows and columns that fill no tile; columns that are no multiple of 8; blocks that share K."""
-    monkeypatch.setattr(gemm_simt, "choose_tile", lambda *_: TensorSize(*tile, splits))
-    random = np.random.default_rng(seed)
-    for rows, depth, columns in ((150, 200, 264), (70, 72, 77)):
+def choose_tiles(monkeypatch: pytest.MonkeyPatch, tile: tuple[int, int], splits: dict[int, int]) -> None:
+    """Of products with so many columns, so many blocks share K."""
+    monkeypatch.setattr(gemm_simt, "choose_tile", lambda *given: TensorSize(*tile, splits[given[3]]))
+
+
+def product_calls(sizes: list[tuple[int, int, int]], random: np.random.Generator) -> tuple[list[Call], list[Any]]:
+    """Products of rows, K and columns, and their results in doubles."""
+    calls, wanted = list[Call](), []
+    for rows, depth, columns in sizes:
         x, w, b = (random.standard_normal(each, np.float32) for each in ((rows, depth), (depth, columns), (columns,)))
         x, w = x.astype(BF16), w.astype(BF16)
-        got = run_with(product(rows, depth, columns), machine, {"w": w, "b": b}, x, times=2)
-        want = x.astype(np.float64) @ w.astype(np.float64) + b
+        calls.append((product(rows, depth, columns), {"w": w, "b": b}, (x,)))
+        wanted.append(x.astype(np.float64) @ w.astype(np.float64) + b)
+    return calls, wanted
+
+
+@pytest.mark.parametrize("machine", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("tile", TENSOR_TILES)
+def test_products(
+    machine: str, tile: tuple[int, int], emulated: EmulatedCuda, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows and columns that fill no tile; columns that are no multiple of 8; blocks that share K."""
+    choose_tiles(monkeypatch, tile, {264: 1, 77: 1, 272: 3, 75: 3})
+    sizes = [(150, 200, 264), (70, 72, 77), (150, 200, 272), (70, 72, 75)]
+    calls, wanted = product_calls(sizes, np.random.default_rng(seed))
+    for got, want in zip(run_all(calls, machine, times=2), wanted, strict=True):
         assert np.abs(got - want).max() <= ROUNDING * np.abs(want).max()
 
 
@@ -192,17 +213,20 @@ def test_weights_by_the_copy_engine(
     that fill no panel; rows that are not aligned; blocks that share K. A row has the same bits in any batch."""
     monkeypatch.setattr(gemm_simt, "few_and_most", lambda *_: (0, 64))
     monkeypatch.setattr(gemm_simt, "stream_splits", lambda *_: splits)
-    random = np.random.default_rng(seed)
-    for depth, columns in ((1224, 130), (333, 64), (96, 200)):
-        x, w, b = (random.standard_normal(each, np.float32) for each in ((64, depth), (depth, columns), (columns,)))
-        x, w = x.astype(BF16), w.astype(BF16)
-        want = x.astype(np.float64) @ w.astype(np.float64) + b
-        whole = run_with(product(64, depth, columns), "sm_90", {"w": w, "b": b}, x, times=2)
+    wholes, wanted = product_calls([(64, 1224, 130), (64, 333, 64), (64, 96, 200)], np.random.default_rng(seed))
+    calls: list[Call] = [
+        (product(rows, *weights["w"].shape), weights, (x[:rows],))
+        for _, weights, (x,) in wholes
+        for rows in (64, 1, 8, 13, 32)
+    ]
+    for made, _, (some,) in calls:
+        high = next(each for each in (8, 16, 32, 64) if len(some) <= each)
+        assert f"smelt_stream<{high}, " in source(made, "sm_90")
+    found = run_all(calls, "sm_90", times=2)
+    for want, (whole, *others) in zip(wanted, (found[i : i + 5] for i in range(0, len(found), 5)), strict=True):
         assert np.abs(whole - want).max() <= ROUNDING * np.abs(want).max()
-        for rows in (1, 8, 13, 32):
-            made = product(rows, depth, columns)
-            assert f"smelt_stream<{next(each for each in (8, 16, 32) if rows <= each)}, " in source(made, "sm_90")
-            np.testing.assert_array_equal(run_with(made, "sm_90", {"w": w, "b": b}, x[:rows]), whole[:rows])
+        for got in others:
+            np.testing.assert_array_equal(got, whole[: len(got)])
 
 
 def test_code_for_later_chips_without_wgmma(
@@ -211,12 +235,9 @@ def test_code_for_later_chips_without_wgmma(
     """PTX of sm_90 has no `wgmma`: the same kernels multiply by `mma.sync`, few rows from the copy engine's stages."""
     monkeypatch.setattr(cache, "default", lambda: cache.Cache(tmp_path))  # others have this code with wgmma
     monkeypatch.setattr(EmulatedCuda, "compile_file", lambda _, text, machine: compile_emulated(text, "sm_80"))
-    random = np.random.default_rng(seed)
-    for rows, depth, columns in ((20, 333, 130), (9, 640, 64), (64, 72, 200), (150, 200, 264)):
-        x, w, b = (random.standard_normal(each, np.float32) for each in ((rows, depth), (depth, columns), (columns,)))
-        x, w = x.astype(BF16), w.astype(BF16)
-        got = run_with(product(rows, depth, columns), "sm_90", {"w": w, "b": b}, x)
-        want = x.astype(np.float64) @ w.astype(np.float64) + b
+    sizes = [(20, 333, 130), (9, 640, 64), (64, 72, 200), (150, 200, 264)]
+    calls, wanted = product_calls(sizes, np.random.default_rng(seed))
+    for got, want in zip(run_all(calls, "sm_90"), wanted, strict=True):
         assert np.abs(got - want).max() <= ROUNDING * np.abs(want).max()
 
 
@@ -421,13 +442,15 @@ def test_tf32(
     machine: str, tile: tuple[int, int], emulated: EmulatedCuda, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Operands are rounded to nearest even, on every engine; products of them are exact, sums are of f32."""
-    random = np.random.default_rng(seed)
-    for (rows, depth, columns), splits in (((150, 200, 264), 1), ((70, 333, 77), 3)):
-        monkeypatch.setattr(gemm_simt, "choose_tile", lambda *_, k=splits: TensorSize(*tile, k))
+    random, calls = np.random.default_rng(seed), list[Call]()
+    choose_tiles(monkeypatch, tile, {264: 1, 77: 3})
+    for rows, depth, columns in ((150, 200, 264), (70, 333, 77)):
         program = with_precision(dot(rows, depth, columns, "f32"), "tf32")
         assert f"smelt_tile<smelt_tf32, {tile[0]}, {tile[1]}, " in source(program, machine)
         x, w = (random.standard_normal(each, np.float32) for each in ((rows, depth), (depth, columns)))
-        got = run_with(program, machine, {"w": w}, x, times=2)
+        calls.append((program, {"w": w}, (x,)))
+    for (program, weights, (x,)), got in zip(calls, run_all(calls, machine, times=2), strict=True):
+        w = weights["w"]
         assert worst_error(got, to_tf32(x), to_tf32(w)) <= TF32_SUM
         here = NativeEngine().compile(program).prepare(Weights.of({"w": HostBuffer.of(w)}))(x)[0]
         assert worst_error(np.asarray(here, np.float64), to_tf32(x), to_tf32(w)) <= TF32_SUM
@@ -488,17 +511,18 @@ def test_types_of_fp8(machine: str, left: str, right: str, emulated: EmulatedCud
 
 
 @pytest.mark.parametrize("tile", [(64, 64), (64, 128), (128, 64), (128, 128), (128, 256)])
-@pytest.mark.parametrize("splits", [1, 3])
 def test_tiles_of_fp8(
-    tile: tuple[int, int], splits: int, emulated: EmulatedCuda, seed: int, monkeypatch: pytest.MonkeyPatch
+    tile: tuple[int, int], emulated: EmulatedCuda, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even and odd numbers of blocks of K, and more than a ring holds; K that fills no block, nor 16 bytes."""
     random, kind = np.random.default_rng(seed), "f8E4M3FN"
-    monkeypatch.setattr(gemm_simt, "choose_tile", lambda *_: TensorSize(*tile, splits))
-    for rows, depth, columns in ((140, 1056, 136), (70, 333, 77)):
+    choose_tiles(monkeypatch, tile, {136: 1, 77: 1, 144: 3, 75: 3})
+    calls = list[Call]()
+    for rows, depth, columns in ((140, 1056, 136), (70, 333, 77), (70, 1056, 144), (140, 333, 75)):
         x, w = draw_fp8(random, (rows, depth), kind), draw_fp8(random, (depth, columns), kind)
-        got = run_with(dot(rows, depth, columns, kind), "sm_90", {"w": w}, x, times=2)
-        assert worst_error(got, x, w) <= FP8_SUM
+        calls.append((dot(rows, depth, columns, kind), {"w": w}, (x,)))
+    for (_, weights, (x,)), got in zip(calls, run_all(calls, "sm_90", times=2), strict=True):
+        assert worst_error(got, x, weights["w"]) <= FP8_SUM
 
 
 @pytest.mark.parametrize("machine", ["sm_89", "sm_90"])

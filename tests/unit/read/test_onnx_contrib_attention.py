@@ -169,6 +169,7 @@ GROUPED = [
     Grouped([7, 4], 1, 12, local_window_size=3),
     Grouped([5, 5], 5, None, softcap=0.7),
     Grouped([5, 5], 5, None, softcap=0.7, bias="2,4"),
+    Grouped([5, 5], 5, None, softcap=-0.7),
     Grouped([7, 5], 1, 6, bias="1,1"),
     Grouped([7, 5], 1, 12, bias="2,4"),
     Grouped([5, 5], 5, None, smooth_softmax=1),

@@ -497,3 +497,12 @@ def test_refused(tmp_path: Path, what: str):
     with pytest.raises(kind) as caught:
         read(path)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("softcap", [0.5, 0.0, -0.5])
+def test_scores_of_attention_are_capped_where_the_cap_is_positive(softcap: float, tmp_path: Path) -> None:
+    """The function of the standard would cap them by a negative number as well; its implementations do not."""
+    node = helper.make_node("Attention", ["q", "k", "v"], ["y"], softcap=softcap)
+    feeds = {name: RNG.normal(size=(1, 2, 4, 8)).astype(np.float32) for name in "qkv"}
+    ports = {name: (F, [1, 2, 4, 8]) for name in feeds}
+    agree(save(tmp_path / "attention.onnx", [node], ports, ["y"], opset=23), feeds)

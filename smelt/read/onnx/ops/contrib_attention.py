@@ -517,7 +517,7 @@ def group_query_attention(
     many = num_heads // kv_num_heads
     grouped = g.reshape(q, (batch, kv_num_heads, length * many, size))  # the heads of a group share their keys
     scores = g.reshape(_scores(g, grouped, keys, scale), (batch, num_heads, length, room))
-    if softcap:
+    if softcap > 0:  # onnxruntime reads others as none
         scores = g.times(g.unary("tanh", g.times(scores, 1 / softcap)), softcap)
     if attention_bias is not None:
         scores = g.binary("add", scores, _pad_bias(g, attention_bias, room))
