@@ -234,6 +234,7 @@ struct smelt_two_words;
 template <class W = smelt_two_words> static W smelt_read_pair(const void *from) { return *(const W *)from; }
 static unsigned smelt_read_word(const void *from) { return *(const unsigned *)from; }
 static int smelt_byte(unsigned word, int at) { return (signed char)(word >> 8 * at); }
+static unsigned smelt_sign_bits(void) { return 0x80808080u; }
 static unsigned smelt_rotate(unsigned word, int by) { return word << (by & 31) | word >> (-by & 31); }
 static unsigned __byte_perm(unsigned x, unsigned y, unsigned places) {
   const unsigned long long both = (unsigned long long)y << 32 | x;

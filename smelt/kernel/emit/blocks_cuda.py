@@ -52,6 +52,11 @@ inline i32 smelt_byte(ui32 word, int at) {  // with its sign
   asm("prmt.b32 %0, %1, 0, %2;" : "=r"(y) : "r"(word), "r"(0x8880 + 0x1111 * at));
   return y;
 }
+inline ui32 smelt_sign_bits() {  // of four bytes: a constant that no compiler writes to a register at every use
+  ui32 some;
+  asm volatile("mov.u32 %0, %%nsmid;" : "=r"(some));
+  return 0x80808080u | some >> 31;
+}
 inline ui32 smelt_rotate(ui32 word, int by) { return __funnelshift_l(word, word, by); }
 inline ui32 smelt_count_readers(ui32 *at) {  // of shared memory, all of whose reads are done
   ui32 before;
@@ -81,9 +86,27 @@ template <class U, int SHARES> inline int smelt_count_units(int share, i64 block
   const int missing = own > 0 && (chunks - 1) % SHARES == share ? chunks * U::RECORDS - (int)blocks : 0;
   return own * U::UNITS - missing;
 }
-// What a thread needs of the rows for a unit: 8 steps of one row, the scale and the totals of one or two.
+// One of the four numbers of 16 bits in two words; what is above them is not zero.
+inline ui32 smelt_pick_half(const smelt_two_words &of, int at) {
+  return __byte_perm(of.x[0], of.x[1], 0x10 + 0x22 * at);
+}
+// 16 bytes of each thread from lines of 64. Two of four members have the same banks: they begin with different halves.
+inline smelt_words smelt_take_words(const ui8 *from, int member) {
+  const bool later = member / 2;
+  const smelt_two_words first = *(const smelt_two_words *)(from + (later ? 8 : 0));
+  const smelt_two_words second = *(const smelt_two_words *)(from + (later ? 0 : 8));
+  smelt_words to;
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    to.x[i] = later ? second.x[i] : first.x[i];
+    to.x[2 + i] = later ? first.x[i] : second.x[i];
+  }
+  return to;
+}
+// What a thread needs of the rows for a unit: 8 steps of one row, the scale and the totals of one or two. A single row
+// is every column of the right operand: all members have the sums of four columns, and each goes on with one of them.
 template <class U, int ROWS> struct smelt_block_left {
-  enum { PARTS = U::GROUPS, GROUPS = (ROWS + 7) / 8, SIDES = ROWS == 1 ? 1 : 2 };
+  enum { PARTS = U::GROUPS, GROUPS = (ROWS + 7) / 8, SIDES = ROWS == 1 ? 1 : 2, OWN = ROWS == 1 ? 1 : 4 };
   smelt_two_words q[GROUPS];
   ui32 scale[GROUPS][2], total[GROUPS][2][PARTS];
 };
@@ -102,11 +125,11 @@ template <class U, int ROWS> struct smelt_block_at {
   inline void load(Left &to, int i) const {
 #pragma unroll
     for (int g = 0; g < Left::GROUPS; g++) {
-      if (8 * g + group < rows) to.q[g] = smelt_read_pair(q + 8 * g * q_row + i * 32);
+      if (ROWS == 1 || 8 * g + group < rows) to.q[g] = smelt_read_pair(q + 8 * g * q_row + i * 32);
 #pragma unroll
       for (int e = 0; e < Left::SIDES; e++) {
         const int r = 8 * g + e;
-        if (r + 2 * member >= rows) continue;
+        if (ROWS > 1 && r + 2 * member >= rows) continue;
         to.scale[g][e] = smelt_read_word(scale + r * scale_row + i);
 #pragma unroll
         for (int p = 0; p < Left::PARTS; p++)
@@ -118,62 +141,77 @@ template <class U, int ROWS> struct smelt_block_at {
 template <class U, int ROWS> inline smelt_block_at<U, ROWS> smelt_start_rows(int share, int lane, i64 rows, const i8 *q,
     i64 q_row, const f32 *scale, i64 scale_row, const f32 *total, i64 total_row) {
   const int group = lane % 32 / 4, member = lane % 4;
-  return {q + (group * q_row + share * (U::UNITS * 32) + 8 * member),
-      scale + (2 * member * scale_row + share * U::UNITS),
-      total + (2 * member * total_row + share * (U::UNITS * U::GROUPS)),
+  const int row = ROWS == 1 ? 0 : group, first = ROWS == 1 ? 0 : 2 * member;  // of the integers, of scales and totals
+  return {q + (row * q_row + share * (U::UNITS * 32) + 8 * member),
+      scale + (first * scale_row + share * U::UNITS),
+      total + (first * total_row + share * (U::UNITS * U::GROUPS)),
       q_row, scale_row, total_row, group, member, (int)rows};
 }
-// Sums of 4 columns and of one or two rows of each group of eight, scaled.
+// Sums of a thread: of 4 columns and of one or two rows of each group of eight, or of one column of a single row.
+template <class U, int ROWS> struct smelt_block_sums {
+  typedef smelt_block_left<U, ROWS> Left;
+  f32 of[Left::GROUPS][Left::OWN][2];
+  ui32 flip;  // the highest bits of four bytes, which it changes in codes with a zero
+};
 template <class U, int ROWS> inline void smelt_block_multiply(const U &weights, const typename U::Head &head,
-    const smelt_block_left<U, ROWS> &now, int member, f32 (&sum)[smelt_block_left<U, ROWS>::GROUPS][4][2]) {
-  enum { PARTS = U::GROUPS, GROUPS = (ROWS + 7) / 8, SIDES = ROWS == 1 ? 1 : 2 };
+    const smelt_block_left<U, ROWS> &now, int member, smelt_block_sums<U, ROWS> &sums) {
+  enum { PARTS = U::GROUPS, GROUPS = (ROWS + 7) / 8 };
   ui32 low[4], high[4];
-  weights.codes(member, low, high);
-  f32 factor[4], less[PARTS][4];
-  weights.factors(head, factor, less);
+  weights.codes(member, sums.flip, low, high);
 #pragma unroll
-  for (int g = 0; g < GROUPS; g++)
+  for (int g = 0; g < GROUPS; g++) {
+    i32 c[2][PARTS][4];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
       const ui32 u[4] = {low[2 * half], low[2 * half + 1], high[2 * half], high[2 * half + 1]};
-      i32 c[PARTS][4];
 #pragma unroll
       for (int p = 0; p < PARTS; p++) {
         const ui32 mask = PARTS == 1 || member / 2 == p ? 0xffffffffu : 0;  // whose steps belong to the group
         const ui32 v[2] = {now.q[g].x[0] & mask, now.q[g].x[1] & mask};
-        smelt_mma_bytes<U::SIGNED>(c[p], u, v);
-      }
-#pragma unroll
-      for (int e = 0; e < 4; e += 3 - SIDES) {
-        const int j = 2 * half + e / 2;
-        i32 whole = c[0][e];
-        if (PARTS > 1) {
-          whole = 0;
-#pragma unroll
-          for (int p = 0; p < PARTS; p++) whole += weights.integer(p, j) * c[p][e];
-        }
-        f32 &to = sum[g][j][e % 2];
-        to = fmaf(factor[j] * __uint_as_float(now.scale[g][e % 2]), (f32)whole, to);
-        if (U::MINIMUM)
-#pragma unroll
-          for (int p = 0; p < PARTS; p++) {
-            const f32 more = __uint_as_float(now.total[g][e % 2][p]);
-            to = fmaf(U::SUBTRACTS ? -less[p][j] : less[p][j], more, to);
-          }
+        smelt_mma_bytes<U::SIGNED>(c[half][p], u, v);
       }
     }
+    const auto add = [&](f32 &to, int j, int e, const auto &sum_of) {  // the sums of the groups of a column and a row
+      i32 whole = sum_of(0);
+      if (PARTS > 1) {
+        whole = 0;
+#pragma unroll
+        for (int p = 0; p < PARTS; p++) whole += weights.integer(p, j) * sum_of(p);
+      }
+      to = fmaf(weights.template factor<ROWS == 1>(head, j) * __uint_as_float(now.scale[g][e]), (f32)whole, to);
+      if (U::MINIMUM)
+#pragma unroll
+        for (int p = 0; p < PARTS; p++) {
+          const f32 less = weights.template less<ROWS == 1>(head, p, j), more = __uint_as_float(now.total[g][e][p]);
+          to = fmaf(U::SUBTRACTS ? -less : less, more, to);
+        }
+    };
+    if (ROWS == 1) {
+      add(sums.of[g][0][0], member, 0, [&](int p) {
+        const i32 here = member / 2 ? c[1][p][0] : c[0][p][0], next = member / 2 ? c[1][p][2] : c[0][p][2];
+        return member % 2 ? next : here;
+      });
+    } else {
+#pragma unroll
+      for (int j = 0; j < 4; j++)
+#pragma unroll
+        for (int e = 0; e < 2; e++)
+          add(sums.of[g][j % (ROWS == 1 ? 1 : 4)][e], j, e, [&](int p) { return c[j / 2][p][j % 2 * 2 + e]; });
+    }
+  }
 }
 template <class U, int ROWS> inline void smelt_keep_share(int share, int lane, f32 *part, i64 rows,
-    const f32 (&sum)[smelt_block_left<U, ROWS>::GROUPS][4][2]) {
+    const smelt_block_sums<U, ROWS> &sums) {
+  typedef smelt_block_left<U, ROWS> Left;
   const int group = lane % 32 / 4, member = lane % 4;
 #pragma unroll
-  for (int g = 0; g < smelt_block_left<U, ROWS>::GROUPS; g++)
+  for (int g = 0; g < Left::GROUPS; g++)
 #pragma unroll
-    for (int j = 0; j < 4; j++)
+    for (int j = 0; j < Left::OWN; j++)
 #pragma unroll
-      for (int e = 0; e < smelt_block_left<U, ROWS>::SIDES; e++) {
-        const int r = 8 * g + 2 * member + e, c = 4 * group + j;
-        if (r < rows) part[(share * rows + r) * 32 + c] = sum[g][j][e] * U::shrink();
+      for (int e = 0; e < Left::SIDES; e++) {
+        const int r = ROWS == 1 ? 0 : 8 * g + 2 * member + e, c = 4 * group + (ROWS == 1 ? member : j);
+        if (r < rows) part[(share * rows + r) * 32 + c] = sums.of[g][j][e] * U::shrink();
       }
 }
 template <int SHARES> inline void smelt_add_shares(int lane, int threads, const f32 *part, i64 rows, f32 *acc,
@@ -199,7 +237,7 @@ template <class U, int ROWS, int DEEP, bool EXACT, int SHARES> inline void smelt
   typename U::At at_weights;
   typename U::Head head, next;
   smelt_block_left<U, ROWS> x[AHEAD] = {};
-  f32 sum[smelt_block_left<U, ROWS>::GROUPS][4][2] = {};
+  smelt_block_sums<U, ROWS> sums = {{}, smelt_sign_bits()};
   // What is read next: weights and rows, which have their own place in a chunk.
   int weights_in_chunk = 0, rows_in_chunk = 0;
   at_weights.start(from, member, group % 4);
@@ -230,14 +268,14 @@ template <class U, int ROWS, int DEEP, bool EXACT, int SHARES> inline void smelt
 #pragma unroll 1
   for (int at = 0; at < units; at += DEEP) {
     const bool more = at + DEEP < units;
-    if (at % UNITS == 0) head.widen(next);
+    if (at % UNITS == 0) head.template widen<ROWS == 1>(next, member);
     if (more && weights_in_chunk == 0) next.load(at_head, group % 4);
 #pragma unroll
     for (int i = 0; i < DEEP; i++) {
       if (!EXACT && at + i >= units) break;
       auto &left = x[AHEAD > 1 ? i : 0];
       if (AHEAD == 1) at_rows.load(left, i);
-      smelt_block_multiply<U, ROWS>(y[i], head, left, member, sum);
+      smelt_block_multiply<U, ROWS>(y[i], head, left, member, sums);
       if (EXACT ? more : at + DEEP + i < units) {
         y[i].load(at_weights, i);
         if (AHEAD > 1) at_rows.load(left, i);
@@ -246,7 +284,7 @@ template <class U, int ROWS, int DEEP, bool EXACT, int SHARES> inline void smelt
     advance_weights();
     advance_rows();
   }
-  smelt_keep_share<U, ROWS>(share, lane, part, rows, sum);
+  smelt_keep_share<U, ROWS>(share, lane, part, rows, sums);
 }
 template <class U, int ROWS, int DEEP, bool EXACT, int SHARES, int WARPS> inline void smelt_block_rows(int lane,
     char *ring, i64 rows, const i8 *q, i64 q_row, const f32 *scale, i64 scale_row, const f32 *total, i64 total_row,
@@ -322,7 +360,7 @@ template <class U, bool EXACT> inline void smelt_hold_rows(int lane, int threads
 // is STAGES later. AHEAD: units that rows are read ahead.
 template <class U, int ROWS, int AHEAD, int STAGES, int SHARES, bool EXACT, class R, class F> inline void
 smelt_block_chunks(int share, int lane, const char *stages, ui64 *full, smelt_block_ring &ring, int turns, int units,
-    bool both, R &at_rows, const F &fetch, f32 (&sum)[smelt_block_left<U, ROWS>::GROUPS][4][2]) {
+    bool both, R &at_rows, const F &fetch, smelt_block_sums<U, ROWS> &sums) {
   enum { UNITS = U::UNITS, PANEL = SHARES * U::BYTES };
   const int group = lane % 32 / 4, member = lane % 4;
   ui32 *const readers = (ui32 *)(full + STAGES);
@@ -339,15 +377,15 @@ smelt_block_chunks(int share, int lane, const char *stages, ui64 *full, smelt_bl
     at_weights.start((const ui8 *)here, member, group % 4);
     while (!smelt_barrier_passed(full + ring.slot, ring.phase)) {}
     if (left > 0) {
-      head.take((const ui8 *)here, group % 4);
+      head.template take<ROWS == 1>((const ui8 *)here, group % 4, member);
 #pragma unroll
       for (int i = 0; i < UNITS; i++) {
         if (!EXACT && i >= left) break;
         U y;
-        y.take(at_weights, i);
+        y.take(at_weights, i, member);
         auto &now = x[AHEAD ? i % (AHEAD ? AHEAD : 1) : 0];
         if (!AHEAD) at_rows.load(now, i);
-        smelt_block_multiply<U, ROWS>(y, head, now, member, sum);
+        smelt_block_multiply<U, ROWS>(y, head, now, member, sums);
         const int next = i + AHEAD;
         if (AHEAD && ((EXACT && next < UNITS) || next < left))
           at_rows.load(now, next < UNITS ? next : next + (SHARES - 1) * UNITS);
@@ -371,6 +409,7 @@ smelt_block_stream(int lane, char *shared, smelt_block_ring &ring, i64 tile, i64
     f32 *acc, i64 width, i64 columns) {
   enum { UNITS = U::UNITS, PANEL = SHARES * U::BYTES, THREADS = 32 * SHARES, PACE = (72 << 10) / (SHARES > 8 ? 1 : 2) };
   enum { TURNS = PACE / (2 * PANEL), FIRST = TURNS < 1 ? 1 : TURNS < STAGES ? TURNS : STAGES };
+  const ui32 flip = smelt_sign_bits();
   const int share = lane / 32, units = smelt_count_units<U, SHARES>(share, blocks);
   const int turns = (int)((blocks + SHARES * U::RECORDS - 1) / (SHARES * U::RECORDS));
   f32 *const part = (f32 *)shared;
@@ -427,22 +466,22 @@ smelt_block_stream(int lane, char *shared, smelt_block_ring &ring, i64 tile, i64
   ring.held = q;
   if (holds && (MOST == 1 || rows == 1)) {
     auto at_rows = smelt_start_held<U, 1>(share * UNITS, lane, held, PITCH, all);
-    f32 sum[1][4][2] = {};
+    smelt_block_sums<U, 1> sums = {{}, flip};
     smelt_block_chunks<U, 1, 0, STAGES, SHARES, EXACT>(
-        share, lane, stages, full, ring, turns, units, both, at_rows, fetch, sum);
-    smelt_keep_share<U, 1>(share, lane, part, rows, sum);
+        share, lane, stages, full, ring, turns, units, both, at_rows, fetch, sums);
+    smelt_keep_share<U, 1>(share, lane, part, rows, sums);
   } else {
-    f32 sum[smelt_block_left<U, MOST>::GROUPS][4][2] = {};
+    smelt_block_sums<U, MOST> sums = {{}, flip};
     if (HELD >= MOST) {
       auto at_rows = smelt_start_held<U, MOST>(share * UNITS, lane, held, PITCH, all);
       smelt_block_chunks<U, MOST, 0, STAGES, SHARES, EXACT>(
-          share, lane, stages, full, ring, turns, units, both, at_rows, fetch, sum);
+          share, lane, stages, full, ring, turns, units, both, at_rows, fetch, sums);
     } else {
       auto at_rows = smelt_start_rows<U, MOST>(share, lane, rows, q, q_row, scale, scale_row, total, total_row);
       smelt_block_chunks<U, MOST, (SHARES > 8 ? 4 : 2), STAGES, SHARES, EXACT>(
-          share, lane, stages, full, ring, turns, units, both, at_rows, fetch, sum);
+          share, lane, stages, full, ring, turns, units, both, at_rows, fetch, sums);
     }
-    smelt_keep_share<U, MOST>(share, lane, part, rows, sum);
+    smelt_keep_share<U, MOST>(share, lane, part, rows, sums);
   }
   __syncthreads();
   if (after >= tiles && lane == 0)
@@ -577,16 +616,16 @@ def unit_text(layout: Layout) -> str:
         "    inline void load(const ui8 *record, int quad) {",
         *(f"      {line}" for line in loads if headed),
         "    }",
-        "    inline void widen(const Head &from) {",
+        "    template <bool OWN> inline void widen(const Head &from, int member) {  // OWN: of one column",
         *(
-            f"      for (int j = 0; j < 4; j++) {name}s[j] = {_half(layout, f'from.{name}')};"
+            f"      for (int j = 0; j < 4; j++) {name}s[j] = {_half(layout, f'from.{name}', 'OWN ? member : j')};"
             for name in wide
             if headed
         ),
         "    }",
-        "    inline void take(const ui8 *record, int quad) {",
+        "    template <bool OWN> inline void take(const ui8 *record, int quad, int member) {",
         *(f"      {name} = *(const smelt_two_words *)(record + {places[name]} + 8 * quad);" for name in wide if headed),
-        "      widen(*this);",
+        "      widen<OWN>(*this, member);",
         "    }",
         "  };",
         *_streams(layout),
@@ -635,6 +674,11 @@ def _streams(layout: Layout) -> list[str]:
                 fields.append(f"smelt_two_words {name};")
                 loads.append((name, "read_pair", "scale", places[name] - places["scale"]))
     kinds = {"stream": "smelt_words", "read_word": "ui32", "read_pair": "smelt_two_words"}
+    spread = {f"p{number}" for number, plane in enumerate(layout.planes) if plane.bits >= 4}  # members: other lines
+
+    def take(read: str, stream: str, place: str) -> str:
+        return f"smelt_take_words({place}, member)" if stream in spread else f"*(const {kinds[read]} *)({place})"
+
     steps = {name: step if several else layout.record for name, (_, step) in starts.items()}  # of adjacent units
     units = chunk_records(layout) * layout.length // RUN
     return [
@@ -657,9 +701,9 @@ def _streams(layout: Layout) -> list[str]:
             for name, read, stream, inside in loads
         ),
         "  }",
-        "  inline void take(const At &at, int i) {  // from shared memory",
+        "  inline void take(const At &at, int i, int member) {  // from shared memory",
         *(
-            f"    {name} = *(const {kinds[read]} *)(at.{stream} + i * {steps[stream]} + {inside});"
+            f"    {name} = {take(read, stream, f'at.{stream} + i * {steps[stream]} + {inside}')};"
             for name, read, stream, inside in loads
         ),
         "  }",
@@ -667,18 +711,14 @@ def _streams(layout: Layout) -> list[str]:
 
 
 def _codes(layout: Layout) -> list[str]:
-    lines = ["  inline void codes(int member, ui32 (&low)[4], ui32 (&high)[4]) const {", "#pragma unroll"]
+    lines = ["  inline void codes(int member, ui32 flip, ui32 (&low)[4], ui32 (&high)[4]) const {", "#pragma unroll"]
     lines.append("    for (int j = 0; j < 4; j++) {")
     for number, plane in enumerate(layout.planes):
-        word = f"p{number}.x[j]"
-        if layout.zero and not layout.codebook and number == len(layout.planes) - 1:  # signs of all of its quads
-            word += f" ^ {sum(1 << i + plane.bits - 1 for i in range(0, 32, plane.bits))}u"
-        lines += [f"      const ui32 w{number} = {word};"] if plane.bits < 8 else []
+        lines += [f"      const ui32 w{number} = p{number}.x[j];"] if plane.bits < 8 else []
     for share, to in enumerate(("low", "high")):
-        parts = [_cut(number, plane, share, _shift(layout)) for number, plane in enumerate(layout.planes)]
-        if layout.zero and not layout.codebook and layout.planes[-1].bits == 8:
-            parts[-1] = f"({parts[-1]} ^ 0x80808080u)"
-        value = " | ".join(parts)
+        value = " | ".join(_cut(number, plane, share, _shift(layout)) for number, plane in enumerate(layout.planes))
+        if layout.zero and not layout.codebook:
+            value = f"({value}) ^ flip"
         if layout.codebook:
             book = [each - layout.zero & 255 for each in layout.codebook]
             words = [sum(book[STEPS * i + j] << 8 * j for j in range(STEPS)) for i in range(len(book) // STEPS)]
@@ -701,9 +741,9 @@ def _cut(number: int, plane: Plane, share: int, up: int) -> str:
     return f"({moved} & {mask}u)"
 
 
-def _half(layout: Layout, name: str) -> str:
-    """One of the four numbers of 16 bits in two words."""
-    word = f"({name}.x[j / 2] >> 16 * (j % 2) & 0xffffu)"
+def _half(layout: Layout, name: str, at: str = "") -> str:
+    """One of the four numbers of 16 bits in two words, in f32: number `at`, or `j`, which the compiler knows."""
+    word = f"smelt_pick_half({name}, {at})" if at else f"({name}.x[j / 2] >> 16 * (j % 2) & 0xffffu)"
     return f"__uint_as_float({word} << 16)" if layout.row.exponent else f"smelt_widen_half({word})"
 
 
@@ -717,18 +757,19 @@ def _factors(layout: Layout) -> list[str]:
         return f"smelt_byte({name}[{p}], j)"
 
     def wide(name: str) -> str:
-        return f"head.{name}s[j]" if headed else _half(layout, name)
+        if headed:
+            return f"head.{name}s[OWN ? 0 : j]"
+        return f"(OWN ? {_half(layout, name, 'j')} : {_half(layout, name)})"
 
     once = f" * (f32){integer('scales', 0)}" if headed and groups == 1 else ""
-    lines = [
+    less = f" * (f32){integer('minimums', 'p')}" if headed else ""
+    return [
         f"  inline i32 integer(int p, int j) const {{ return {integer('scales', 'p') if headed else '1'}; }}",
-        "  inline void factors(const Head &head, f32 (&factor)[4], f32 (&less)[GROUPS][4]) const {",
-        "#pragma unroll",
-        "    for (int j = 0; j < 4; j++) {",
-        f"      factor[j] = {wide('scale')}{once};",
+        "  // OWN: of one column, which is not known before.",
+        "  template <bool OWN> inline f32 factor(const Head &head, int j) const {",
+        f"    return {wide('scale')}{once};",
+        "  }",
+        "  template <bool OWN> inline f32 less(const Head &head, int p, int j) const {",
+        f"    return {wide('minimum') + less if 'minimum' in layout.places else '0'};",
+        "  }",
     ]
-    if "minimum" in layout.places:
-        for p in range(groups):
-            times = f" * (f32){integer('minimums', p)}" if headed else ""
-            lines.append(f"      less[{p}][j] = {wide('minimum')}{times};")
-    return [*lines, "    }", "  }"]
