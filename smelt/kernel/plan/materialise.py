@@ -267,7 +267,8 @@ class Materialised:
             mine.ops = max(mine.ops, 1 if stored or pulled else use.ops + 1)
             mine.roots |= {op} if stored else use.roots
             mine.folded |= op.name == "stablehlo.reduce"
-            mine.reused |= pulled or (not stored and use.reused) or (i == 0 and op.name in SCATTERED)
+            once = not self.expands and i > len(op.results) and _places_updates(op)
+            mine.reused |= (pulled and not once) or (not stored and use.reused) or (i == 0 and op.name in SCATTERED)
             seen = None if pulled or signature is None else _through(op, i, signature)
             mine.signature = seen if mine.users == 1 else self._merge_signatures(mine.signature, seen)
             mine.path = _common_path(mine, _path(op, i, () if stored else use.path))
@@ -282,6 +283,30 @@ class Materialised:
         if one == other or self.expands or one is None or other is None:
             return one if one == other else None
         return tuple(a if a == b else None for a, b in zip(one, other, strict=True))
+
+
+def _places_updates(op: Op) -> bool:
+    """Whether an op is a scatter that stores its updates as they are: on a GPU it reads each once, and may compute it,
+    unless that reads what it changes."""
+    if op.name != "stablehlo.scatter" or op.regions[0].results != op.regions[0].args[len(op.results) :]:
+        return False
+    changed = {_below_moves(value) for value in op.operands[: len(op.results)]}
+    stack, seen = [*op.operands[len(op.results) + 1 :]], set[Value]()
+    while stack:
+        value = stack.pop()
+        if value in changed:
+            return False
+        if value in seen or value.op is None or value.op.name not in PULLS:
+            continue
+        seen.add(value)
+        stack += value.op.operands
+    return True
+
+
+def _below_moves(value: Value) -> Value:
+    while value.op is not None and _is_move(value.op) and value.op.operands:
+        value = value.op.operands[0]
+    return value
 
 
 def _moves_argument(op: Op) -> bool:
