@@ -49,7 +49,7 @@ def test_logits_are_near_those_of_exact_keys_and_values(model: LanguageModel, fo
     assert not np.array_equal(rounded, exact)
     errors = np.abs(got - rounded).max(axis=1) / scale
     assert np.median(errors) <= 2e-4
-    # A few codes on the edge round otherwise (five of the second layer for the target plain), and few rows depend on one.
+    # A few codes on the edge round otherwise (for the target plain five of the second layer); few rows depend on one.
     assert np.mean(errors > 2e-3) <= 0.02
     np.testing.assert_allclose(got, exact, rtol=0, atol=2e-2 * scale)
 
