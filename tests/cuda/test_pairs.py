@@ -113,10 +113,12 @@ def test_products_that_stay_apart(emulated: EmulatedCuda) -> None:
     assert len(launches(gated("both", 8, "bf16"), "sm_90")) > paired
 
 
-def test_a_product_behind_one_of_few_rows_begins_after_it(emulated: EmulatedCuda) -> None:
-    """Its blocks would not be spread evenly over the multiprocessors while the blocks in front of them end."""
-    first, second = launches(gated("down", 8, "bf16"), "sm_90")
+@pytest.mark.parametrize(("machine", "streams"), [("sm_90", True), ("sm_80", False)])
+def test_a_product_behind_one_of_few_rows(emulated: EmulatedCuda, machine: str, streams: bool) -> None:
+    """It begins early where the copy engine brings its weights. Blocks whose threads read them would not be spread
+    evenly over the multiprocessors while the blocks in front of them end."""
+    first, second = launches(gated("down", 8, "bf16"), machine)
     assert first["early"]
     assert first["awaits"]
     assert second["early"]
-    assert not second["awaits"]
+    assert second["streams"] == bool(second["awaits"]) == streams
