@@ -50,9 +50,10 @@ FEW = 8  # schedules of a key that are measured here
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Nothing that was tuned on this machine counts here, and nothing stays; compiling is quick, not what it makes."""
+    """Nothing that was tuned on this machine counts here, and nothing stays; compiling is quick, not what it makes.
+    Without optimisation zig adds checks of undefined behaviour, and builds what they call: half a minute."""
     monkeypatch.setenv("SMELT_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(cpu, "FLAGS", ("-O0", *cpu.FLAGS[1:]))
+    monkeypatch.setattr(cpu, "FLAGS", ("-O0", "-fno-sanitize=undefined", *cpu.FLAGS[1:]))
     monkeypatch.setattr(tuning, "legal_schedules", lambda key, tile: legal_schedules(key, tile)[:FEW])
     return tmp_path / "cache"
 
