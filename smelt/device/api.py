@@ -9,13 +9,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from smelt.buffer import HostBuffer
 from smelt.dtype import Array
 from smelt.frozen import Frozen
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from smelt.buffer import Buffer, HostBuffer
+    from smelt.buffer import Buffer
     from smelt.device.entry import Entry
     from smelt.device.peak import Peaks
     from smelt.device.program import Account, Program
@@ -170,8 +171,8 @@ class Device(ABC):
         """The contents in the device's memory: the same buffer where that is the host's."""
 
     def copy_all(self, arrays: Sequence[Array]) -> Sequence[Buffer]:
-        """Small arrays in the memory of a device that has its own, in one copy."""
-        raise NotImplementedError
+        """Small arrays in the device's memory: one copy where it has its own."""
+        return [self.copy(HostBuffer.of(array)) for array in arrays]
 
     def copy_stored(self, stored: Stored) -> Buffer:
         """A tensor of a file in the device's memory, of a device that has its own."""

@@ -101,8 +101,16 @@ def load_checkpoint(
         sequences = limit_sequences(found.config, wanted, limit - weights - work, sequences)
     pages = plan_pages(found.path.name, found.config, wanted, weights, work, limit, free, sequences)
     salt = str(found.path.resolve()).encode()
-    is_native = isinstance(step, NativeStep)
-    pool = Pool(found.config, step.put, pages, salt, is_native, free is None, sequences, step.enlarge)
+    pool = Pool(
+        found.config,
+        step.put,
+        pages,
+        salt,
+        copies=isinstance(step, NativeStep),
+        grows=free is None,
+        sequences=sequences,
+        enlarge=step.enlarge,
+    )
     spare = None if limit is None else limit - weights - work - cache_bytes(found.config, pages, sequences)
     return LanguageModel(found, step, Engine(step, pool, sequences, spare), wanted)
 

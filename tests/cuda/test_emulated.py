@@ -803,3 +803,20 @@ def test_a_program_without_kernels(emulated: EmulatedCuda) -> None:
     assert isinstance(made, NativeExecutable)
     x = np.arange(3, dtype=np.float32)
     np.testing.assert_array_equal(made.prepare(Weights.of({}))(x)[0].numpy(), x)
+
+
+def test_small_arrays_are_copied_together(emulated: EmulatedCuda) -> None:
+    """Each begins at a multiple of what every buffer does; an empty one has no bytes."""
+    arrays = [np.arange(3, dtype=np.int32), np.zeros((0, 4), np.int32), np.arange(5, dtype=np.int8), np.ones((2, 3))]
+    made = emulated.copy_all(arrays)
+    for buffer, array in zip(made, arrays, strict=True):
+        np.testing.assert_array_equal(buffer.numpy(), array)
+        assert buffer.at % 16 == 0  # type: ignore[attr-defined]
+
+
+def test_pages_that_grow_keep_what_they_have_and_are_zero_behind_it(emulated: EmulatedCuda) -> None:
+    dirty = GpuBuffer.of(emulated.driver, np.full((6, 5), 7, np.float32), Shape("f32", 6, 5))
+    dirty.delete()  # its memory comes again
+    pages = np.arange(15, dtype=np.float32).reshape(3, 5)
+    grown = GpuBuffer.of(emulated.driver, pages, Shape("f32", 3, 5)).enlarge(6)
+    np.testing.assert_array_equal(grown.numpy(), np.concatenate([pages, np.zeros((3, 5), np.float32)]))

@@ -43,6 +43,7 @@ from smelt.kernel.loops.tensor_tile import (
     STREAM_COLUMNS,
     STREAM_PITCH,
     STREAM_SIZES,
+    STREAM_STEPS,
     TENSOR,
     TILE_ROWS,
     WIDTHS,
@@ -223,7 +224,7 @@ def _stream_rows(nest: Nest, op: Op, output: Output, here: Size) -> None:
     columns, wide = tensor(op.result).sizes[2], STREAM_COLUMNS
     tall = next((each for each in STREAM_SIZES if isinstance(rows, int) and rows <= each), STREAM_SIZES[-1])
     tiles = groups, ceildiv(columns, wide)
-    split = SplitK.of(nest, TensorSize(tall, wide, stream_splits(product(tiles), ceildiv(depth, K_STAGE))), tiles)
+    split = SplitK.of(nest, TensorSize(tall, wide, stream_splits(product(tiles), ceildiv(depth, STREAM_STEPS))), tiles)
     with nest.loops((groups * here, tiles[1], split.size.splits)) as (group, panel, share):
         before = nest.let(scale(panel, wide))
         there = at_most(nest, wide, columns, before)

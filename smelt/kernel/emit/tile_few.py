@@ -180,7 +180,7 @@ template <int ROWS, int STAGES, bool ALIGNED, bool SPLIT> inline void smelt_stre
         while (!*there && smelt_cycles() - start < (ui32)((i + 2 - AT_ONCE) * (FILL / STAGES))) {}
     }
     smelt_await();
-    if (member == 32) *there = 1;
+    if (member == 32 && first) *there = 1;  // without stages the sums may be there already
     for (int i = 0; i < first; i++) fetch_rows(i, begin + i);
     int slot = 0, phase = 0;
 #pragma unroll 1
