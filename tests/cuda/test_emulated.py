@@ -20,7 +20,7 @@ from smelt.device import cpu, dlpack
 from smelt.device.cuda import TARGETS
 from smelt.device.gpu_buffer import GpuBuffer
 from smelt.device.host_plan import list_launches
-from smelt.dtype import dtype
+from smelt.dtype import Array, dtype
 from smelt.engine import tune as tuning
 from smelt.engine import tuned
 from smelt.engine.compile import emit_source, plan_program
@@ -807,7 +807,8 @@ def test_a_program_without_kernels(emulated: EmulatedCuda) -> None:
 
 def test_small_arrays_are_copied_together(emulated: EmulatedCuda) -> None:
     """Each begins at a multiple of what every buffer does; an empty one has no bytes."""
-    arrays = [np.arange(3, dtype=np.int32), np.zeros((0, 4), np.int32), np.arange(5, dtype=np.int8), np.ones((2, 3))]
+    kinds = ("i32", (3,)), ("i32", (0, 4)), ("i8", (5,)), ("f64", (2, 3))
+    arrays: list[Array] = [np.ones(shape, dtype(kind).numpy) for kind, shape in kinds]
     made = emulated.copy_all(arrays)
     for buffer, array in zip(made, arrays, strict=True):
         np.testing.assert_array_equal(buffer.numpy(), array)
