@@ -41,6 +41,7 @@ WARM, STEPS = 24, 32  # steps until every graph is recorded, steps that are time
 SERVED = 256  # tokens of a request
 MORE = 64  # steps besides, at most: the first, those of graphs alone and of kernels alone
 WALL = 60  # seconds of steps whose kernels' share is measured
+LARGE = Sizes(layers=80, d=8192, f=28672, heads=64)
 SEED_SHAPES: dict[tuple[int, ...], Any] = {}
 
 
@@ -332,6 +333,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cuda", help="cuda, or emulated")
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--large", action="store_true", help="the sizes of Llama 3.1 70B")
     parser.add_argument("--batches", default="1,8,32")
     parser.add_argument("--layers", default="2,32")
     parser.add_argument("--start", type=int, default=0, help="positions of the cache that are filled already")
@@ -339,7 +341,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=110, help="the most that one case may take")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    sizes = SMALL if options.small else Sizes()
+    sizes = SMALL if options.small else LARGE if options.large else Sizes()
     if options.device == "emulated":
         from tests.cuda.emulated import register
 

@@ -402,13 +402,12 @@ smelt_block_chunks(int share, int lane, const char *stages, ui64 *full, smelt_bl
 }
 // A tile of all of `tiles`, of which a block has every gridDim.x-th; `panels_of`: the weights of one. HELD: rows that
 // there is shared memory for, PITCH bytes each. A multiprocessor sends requests in order, so rows would wait for all
-// weights that were requested before them: until they are there, the first warp requests PACE bytes at a time.
+// weights that were requested before them: until they are there, the first warp requests one turn at a time.
 template <class U, int MOST, int STAGES, int SHARES, bool EXACT, int HELD, int PITCH, class W> inline void
 smelt_block_stream(int lane, char *shared, smelt_block_ring &ring, i64 tile, i64 tiles, const W &panels_of, i64 rows,
     const i8 *q, i64 q_row, const f32 *scale, i64 scale_row, const f32 *total, i64 total_row, i64 panel, i64 blocks,
     f32 *acc, i64 width, i64 columns) {
-  enum { UNITS = U::UNITS, PANEL = SHARES * U::BYTES, THREADS = 32 * SHARES, PACE = (72 << 10) / (SHARES > 8 ? 1 : 2) };
-  enum { TURNS = PACE / (2 * PANEL), FIRST = TURNS < 1 ? 1 : TURNS < STAGES ? TURNS : STAGES };
+  enum { UNITS = U::UNITS, PANEL = SHARES * U::BYTES, THREADS = 32 * SHARES };
   const ui32 flip = smelt_sign_bits();
   const int share = lane / 32, units = smelt_count_units<U, SHARES>(share, blocks);
   const int turns = (int)((blocks + SHARES * U::RECORDS - 1) / (SHARES * U::RECORDS));
@@ -446,8 +445,8 @@ smelt_block_stream(int lane, char *shared, smelt_block_ring &ring, i64 tile, i64
       smelt_barrier_publish();
 #pragma unroll 1
       for (int i = 0; i < STAGES && turns; i++) {  // of weights, which no launch writes
-        if (i >= FIRST && tile + (i - FIRST) / turns * (i64)gridDim.x < tiles)
-          while (!*there && !smelt_barrier_passed(full + i - FIRST, 0)) {}
+        if (i > 0 && tile + (i - 1) / turns * (i64)gridDim.x < tiles)
+          while (!*there && !smelt_barrier_passed(full + i - 1, 0)) {}
         fetch(i, i);
       }
     }

@@ -37,7 +37,7 @@ SLAB = 64  # bytes of a row in a stage; twice as many where a block has one tile
 BLOCK_COLUMNS, BLOCK_ROWS = 32, (8, 32, 64)  # of a tile by block-quantised weights
 ALONE = 132  # blocks that have a multiprocessor each
 MOST_STAGES = 5  # chunks of a share by block-quantised weights that are in shared memory
-HELD_ROWS = 40 << 10  # bytes of rows that shared memory may hold; a single one may have half of them
+HELD_ROWS = 40 << 10  # bytes of rows that shared memory may hold
 STREAM_SIZES, STREAM_COLUMNS, STREAM_PITCH = (8, 16, 32, 64), 64, 68  # rows and columns of a block; of its sums: a row
 STREAM_STEPS = 64  # of K in a stage
 STREAM_BLOCKS, SPLIT_STREAM_BLOCKS = 4, 3  # on a multiprocessor; where several blocks split K
@@ -118,7 +118,7 @@ def choose_stream(format: str, most: int, shares: int, blocks: int, records: Siz
     for rows, least in ((most, 3), (1, 2), (0, 2)):
         size = rows * held_pitch(format, records) if isinstance(records, int) else HELD_ROWS * rows
         stages, _ = block_stages(format, most, shares, blocks, size)
-        if size <= (HELD_ROWS if rows > 1 else HELD_ROWS // 2) and stages >= least:
+        if size <= HELD_ROWS and stages >= least:
             return rows, stages
     return 0, 0
 
