@@ -205,8 +205,40 @@ def run_engine(sizes: Sizes, batch: int, first: int, format: str = "bf16") -> di
     driver = find_device("cuda").driver  # type: ignore[attr-defined]
     found |= measure(step, lambda: None, STEPS, driver, batch, moved)
     found["tokens"] = [int(each) for each in state["tokens"][:4]]  # all kinds must have the same
+    found["prefill"] = read_prompt(made, state["pools"], pages[0], driver)
     state.clear()
     return found | {"served": serve_requests(made, config, batch, length)}
+
+
+def read_prompt(step: Any, pools: Any, pages: list[int], driver: Any) -> dict[str, Any]:
+    """Seconds of a step with as many tokens of one prompt as a step may have, and its longest kernels."""
+    from bench.cuda_check import Timed
+    from smelt.llm.batch import Batch
+    from smelt.llm.config import PAGE
+
+    count, seconds = min(step.most(len(pages), 1), len(pages) * PAGE), []
+    batch = Batch.of([([7 * i % 251 for i in range(count)], 0, pages, [count - 1])])
+
+    def run() -> None:
+        nonlocal pools
+        rows, pools = step.run(batch, pools)
+        rows.best(0)
+
+    for _ in range(4):  # the third call replays a graph
+        start = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - start)
+    with Timed(driver, 4) as timed:
+        run()
+    kernels = timed.kernels(1000)
+    total = sum(each["seconds"] for each in kernels)
+    return {
+        "tokens": count,
+        "seconds": seconds,
+        "kernels": total,
+        "launches": len(timed.launches),
+        "longest": kernels[:14],
+    }
 
 
 def serve_requests(step: Any, config: Any, batch: int, length: int) -> dict[str, Any]:
