@@ -79,7 +79,8 @@ def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def write_pages(pool: Tensor, new: Tensor, page: Tensor, place: Tensor) -> Tensor:
-    """Keys or values in pages, with new ones (`store_as`) at (page, place) each; a page outside is not written."""
+    """Keys or values in pages, with new ones (`store_as`) at (page, place) each, no two at the same; a page outside is
+    not written."""
     assert pool.axes is not None
     at = {"p": page, "w": place // WORD, "x": place % WORD} if "w" in pool.axes else {"p": page, "o": place}
     wide = concatenate([each.to(i32).split("s", s=None, j=1) for each in at.values()], "j")
@@ -93,7 +94,8 @@ def write_pages(pool: Tensor, new: Tensor, page: Tensor, place: Tensor) -> Tenso
     )
     region = scalar_region(pool.dtype, lambda _, b: b)
     updates = new.transpose("s", *kept)
-    return emit("scatter", pool, wide, updates, names=pool.axes, regions=(region,), scatter_dimension_numbers=dims)
+    attributes = {"scatter_dimension_numbers": dims, "unique_indices": True}
+    return emit("scatter", pool, wide, updates, names=pool.axes, regions=(region,), **attributes)
 
 
 def sequence_attention(
