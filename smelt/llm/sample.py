@@ -262,8 +262,15 @@ def softmax(scores: Array) -> Array:
 
 def _nucleus(probabilities: Array, share: float) -> Array:
     """The most likely tokens up to the one that reaches the probability, and those as likely as that one."""
-    kept = _first_reaching(probabilities, probabilities, share)
-    found: Array = probabilities >= probabilities[kept].min()
+    count = FEW
+    while True:
+        some = np.partition(probabilities, -count)[-count:] if count < len(probabilities) else probabilities
+        likely = np.sort(some)[::-1]  # which tokens they are does not matter, and values alone are sorted faster
+        before = likely.cumsum() - likely
+        if count >= len(probabilities) or before[-1] >= share:
+            break
+        count *= 8
+    found: Array = probabilities >= likely[before < share].min(initial=likely[0])
     return found
 
 
