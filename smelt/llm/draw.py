@@ -91,19 +91,19 @@ def draw_tokens(logits: Tensor, asked: Draw, likeliest: Tensor | None = None) ->
         found = _search(BITS, best, is_before)
         last = found if last is None else minimum(last, found)
 
-    def left(rank: Tensor, powers: Tensor) -> Tensor:
-        """The powers of the tokens that are left."""
+    def weigh(rank: Tensor, powers: Tensor) -> Tensor:
+        """The powers of the tokens that are left, 0 for others."""
         kept = powers >= asked.min_p
         return where(kept if last is None else kept & (rank <= last), powers, 0.0)
 
     # The first part up to which the sum exceeds its part of the whole, and in it the first token.
     parts = count * LONG // SHORT
-    sums = left(*(each.split("v", c=parts, w=SHORT) for each in (rank, powers))).sum("w")
+    sums = weigh(*(each.split("v", c=parts, w=SHORT) for each in (rank, powers))).sum("w")
     ends = _sums_up_to(sums, "c", parts)
     target = asked.uniform * ends.max("c")
     part = _first(ends > target, sums > 0, "c", parts)
     inside = outer("+", part * SHORT, arange(SHORT, "w", i32))
-    tokens = left(*(each.rename(v="w").take_along(inside, "w") for each in (rank, powers)))
+    tokens = weigh(*(each.rename(v="w").take_along(inside, "w") for each in (rank, powers)))
     before = where(part > 0, ends.take_along((part - 1).insert("c", 1), "c").squeeze("c"), 0.0)
     found = _first(_sums_up_to(tokens, "w", SHORT) + before > target, tokens > 0, "w", SHORT)
     return where((asked.temperature > 0) & (best >= 0), part * SHORT + found, best)

@@ -269,7 +269,7 @@ def _nucleus(probabilities: Array, share: float) -> Array:
         before = likely.cumsum() - likely
         if count >= len(probabilities) or before[-1] >= share:
             break
-        count *= 8
+        count *= 64
     found: Array = probabilities >= likely[before < share].min(initial=likely[0])
     return found
 

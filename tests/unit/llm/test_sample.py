@@ -74,7 +74,8 @@ def test_a_draw_beside_the_ends() -> None:
     given = parameters_of([Sampling(temperature=1.0)] * 2, 5, 3)._replace(uniform=np.array([1, 0.5, 0.5], np.float32))
     texts = Draw("f32[s=S]", "i32[s=S]", "f32[s=S]", "f32[s=S]", "f32[s=S]")
     with smelt.compile(draw_tokens, "f32[s=S, v=5]", texts, "i32[s=S]", engine="reference") as drawing:
-        assert drawing(logits, given, np.array([1, -1, 4], np.int32)).numpy().tolist() == [3, -1, 4]
+        call: Any = drawing
+        assert call(logits, given, np.array([1, -1, 4], np.int32)).numpy().tolist() == [3, -1, 4]
 
 
 def test_limits_do_not_matter_to_the_likeliest_token() -> None:
