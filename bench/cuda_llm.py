@@ -5,7 +5,7 @@
     overlap step, where no kernel begins before the kernel in front of it ends
     wall    a minute of steps, from a cache that is empty until it is full, again and again: kernels' share of the time
     engine  `smelt.llm`: the step of a decoder over pages, each after the token of the last one is on the host, and as
-            greedy requests are served (`served`)
+            greedy requests are served (`served`), and requests with a temperature and top-p (`sampled`)
     q4_0    engine with matrices in a block format; q4_0_products: each product alone, in bytes of weights per second
 
 Weights are random. Each case runs in a process of its own with a time limit, few layers first, and is written to FILE
@@ -207,7 +207,8 @@ def run_engine(sizes: Sizes, batch: int, first: int, format: str = "bf16") -> di
     found["tokens"] = [int(each) for each in state["tokens"][:4]]  # all kinds must have the same
     found["prefill"] = read_prompt(made, state["pools"], pages[0], driver)
     state.clear()
-    return found | {"served": serve_requests(made, config, batch, length)}
+    found["served"] = serve_requests(made, config, batch, length)
+    return found | {"sampled": serve_requests(made, config, batch, length, temperature=0.8, top_p=0.95)}
 
 
 def read_prompt(step: Any, pools: Any, pages: list[int], driver: Any) -> dict[str, Any]:
@@ -236,14 +237,14 @@ def read_prompt(step: Any, pools: Any, pages: list[int], driver: Any) -> dict[st
         "tokens": count,
         "seconds": seconds,
         "kernels": total,
-        "launches": len(timed.launches),
+        "launches": sum(each["launches"] for each in kernels),
         "longest": kernels[:14],
     }
 
 
-def serve_requests(step: Any, config: Any, batch: int, length: int) -> dict[str, Any]:
-    """Greedy requests of this length through the engine, until each has its tokens: seconds of a step in their second
-    half, and the longest one; graphs that were recorded meanwhile."""
+def serve_requests(step: Any, config: Any, batch: int, length: int, **options: Any) -> dict[str, Any]:
+    """Requests of this length through the engine, until each has its tokens, greedy ones or those of other sampling
+    options: seconds of a step in their second half, and the longest one; graphs that were recorded meanwhile."""
     from smelt.device.gpu_program import Recorded
     from smelt.llm.cache import Pool
     from smelt.llm.config import PAGE
@@ -269,7 +270,7 @@ def serve_requests(step: Any, config: Any, batch: int, length: int) -> dict[str,
     requests = []
     for i in range(batch):
         prompt = [(7 * i + 13 * j) % config.v for j in range(length)]
-        sampler = Sampler(Sampling(), prompt, config.v)
+        sampler = Sampler(Sampling(**options, seed=i), prompt, config.v)
         requests.append(Request(prompt, SERVED, sampler, emit=partial(emit, i)))
     Recorded.__init__ = record  # type: ignore[method-assign, assignment]
     try:

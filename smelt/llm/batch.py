@@ -16,6 +16,7 @@ from smelt.llm.sample import Sampler
 CHUNK = 512  # most tokens per step
 FEW = 64  # tokens, for which lists take less time than arrays
 
+Drawn = tuple[Sampler, int]  # what chooses a token, and the token's position
 Pools = list[tuple[Any, Any]]  # keys [p, g, k, o] and values [p, g, o, k] of each layer
 
 
@@ -34,7 +35,8 @@ class Rows(Protocol):
 
     @property
     def is_drawn(self) -> bool:
-        """Whether the picked tokens were sampled on the device; else they are the most likely ones."""
+        """Whether the picked tokens of the batch's `draws` were sampled on the device; else all are the most likely
+        ones."""
         ...
 
     def best(self, row: int) -> int | None:
@@ -160,6 +162,7 @@ class Batch:
     table: Array
     rows: Array
     sliding: Array | None = None  # the table of layers with a window, where they have pages of their own [b, m]
+    draws: tuple[Drawn | None, ...] = ()  # of each row whose token a device may draw; () where there is none
 
     @staticmethod
     def of(
@@ -178,14 +181,16 @@ class Batch:
             tokens += new
             sequence += [i] * len(new)
             position += range(at, at + len(new))
-        found = Batch(*(np.array(each, np.int32) for each in (tokens, sequence, position, table, rows)))
+        arrays: Any = [np.array(each, np.int32) for each in (tokens, sequence, position, table, rows)]
+        found = Batch(*arrays)
         if sliding is None:
             return found
         return replace(found, sliding=np.array([pages + [0] * (most - len(pages)) for pages in sliding], np.int32))
 
     def advance(self) -> Batch:
         """The batch of the next tokens of the same sequences, in the same pages; the tokens themselves are unknown."""
-        return replace(self, position=self.position + np.int32(1))
+        draws = tuple(None if each is None else (each[0], each[1] + 1) for each in self.draws)
+        return replace(self, position=self.position + np.int32(1), draws=draws)
 
     @property
     def page_slots(self) -> tuple[Array, Array]:

@@ -20,7 +20,7 @@ from smelt.ir.core import Program
 from smelt.llm.batch import Generating, Pools, round_up
 from smelt.llm.config import PAGE, Config
 from smelt.llm.decoder import Decoded, Decoder
-from smelt.llm.draw import Draw
+from smelt.llm.draw import Draw, parameters_of, random_numbers
 from smelt.llm.paged import pool_texts
 from smelt.llm.placed import Placed
 from smelt.llm.sample import Sampler
@@ -208,23 +208,17 @@ class Draws:
         asked = [each.sampling for each in samplers]
         if all(each.temperature == 0 for each in asked):
             return None
-        draw = Draw(
-            temperature=_pad([each.temperature for each in asked], slots, np.float32),
-            top_k=_pad([min(each.top_k or vocabulary, vocabulary) for each in asked], slots),
-            top_p=_pad([each.top_p for each in asked], slots, np.float32),
-            min_p=_pad([each.min_p for each in asked], slots, np.float32),
-            uniform=None,
-        )
+        draw = parameters_of(asked, vocabulary, slots)
         return Draws(samplers, [len(each.tokens) for each in requests], draw)
 
     def next(self) -> Draw:
-        numbers = [each.uniform(at) for each, at in zip(self.samplers, self.positions, strict=True)]
+        draws = [*zip(self.samplers, self.positions, strict=True)]
         self.positions = [at + 1 for at in self.positions]
-        return self.asked._replace(uniform=_pad(numbers, len(self.asked.top_k), np.float32))
+        return self.asked._replace(uniform=random_numbers(draws, len(self.asked.top_k)))
 
 
-def _pad(numbers: Sequence[float], size: int, kind: type = np.int32) -> Array:
-    return np.array([*numbers, *[0] * (size - len(numbers))], kind)
+def _pad(numbers: Sequence[int], size: int) -> Array:
+    return np.array([*numbers, *[0] * (size - len(numbers))], np.int32)
 
 
 def _slots(sequences: int) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 
 from smelt.buffer import bytes_text
 from smelt.errors import MemoryLimitError, RunError
-from smelt.llm.batch import CHUNK, Batch, Decoding, Rows, Stepping
+from smelt.llm.batch import CHUNK, Batch, Decoding, Drawn, Rows, Stepping
 from smelt.llm.cache import SEQUENCES, Pool
 from smelt.llm.config import PAGE
 from smelt.llm.request import Request
@@ -169,7 +169,8 @@ class Engine:
                 self._run_on(parts, run)
             else:
                 tokens = [(_next_tokens(part), _position(part), _pages(part), part.rows) for part in parts]
-                self._run_steps(parts, Batch.of(tokens, self._sliding_pages(parts)))
+                batch = Batch.of(tokens, self._sliding_pages(parts))
+                self._run_steps(parts, replace(batch, draws=_list_draws(parts)))
         except MemoryError as error:
             self._fail(parts, self._name_memory(parts, error))
         except Exception as error:  # those who asked get it
@@ -280,15 +281,18 @@ class Engine:
         return Launched(parts, self._compute(batch, picked), batch)
 
     def _can_follow(self, running: Sequence[Launched]) -> bool:
-        """Whether the same requests can go on before their next tokens are known: all take the likeliest one, which is
-        in the device's memory, have room in their pages, and no request waits."""
+        """Whether the same requests can go on before their next tokens are known: all take those that the device
+        picked, which are in its memory, have room in their pages, and no request waits."""
         count, last, scheduler = len(running), running[-1], self.scheduler
         if last.made.picked is None or self._thread is None or self._closed or self._guests:
             return False
         if scheduler.waiting or len(scheduler.running) != len(last.parts):
             return False
         now = time.monotonic()
-        return all(part.count == 1 and part.is_last and _goes_on(part.request, count, now) for part in last.parts)
+        return all(
+            part.count == 1 and part.is_last and _goes_on(part.request, count, now, last.made.is_drawn)
+            for part in last.parts
+        )
 
     def _take_in(self, step: Launched, read: list[int | None] | None) -> None:
         """Deliver a step's results to its requests. `read`: its tokens, where they are those of the step before."""
@@ -351,12 +355,22 @@ class Engine:
         self.pool.pages.forget()
 
 
-def _goes_on(request: Request, count: int, now: float) -> bool:
-    """Whether a request takes the likeliest token after each of `count` steps, and then needs another step."""
+def _list_draws(parts: Sequence[Part]) -> tuple[Drawn | None, ...]:
+    """The sampler and the position of the next token of each row, where a device may draw it; () for no row."""
+    found: list[Drawn | None] = []
+    for part in parts:
+        sampler = part.request.sampler
+        draws = sampler is not None and sampler.is_plain and not sampler.is_simple
+        found += [(sampler, len(part.request.tokens)) if sampler is not None and draws else None for _ in part.rows]
+    return tuple(found) if any(found) else ()
+
+
+def _goes_on(request: Request, count: int, now: float, is_drawn: bool) -> bool:
+    """Whether a request takes the picked token after each of `count` steps, and then needs another step."""
     if request.sampler is None or request.sequence is None or request.is_over(now) or request.finish is not None:
         return False
     has_room = request.sequence.room > count and request.generated + count < request.most
-    return request.sampler.is_simple and has_room
+    return (request.sampler.is_simple or (is_drawn and request.sampler.is_plain)) and has_room
 
 
 def _length(part: Part) -> int:

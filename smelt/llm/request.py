@@ -129,7 +129,8 @@ class Request:
     def accept(self, made: Rows, row: int) -> None:
         """The row of a step after the last token: the next token, its text, and whether that is the end."""
         assert self.sampler is not None
-        best = made.best(row) if self.sampler.is_simple or made.is_drawn else None
+        is_picked = self.sampler.is_simple or (made.is_drawn and self.sampler.is_plain)
+        best = made.best(row) if is_picked else None
         choice = self.sampler.choose(made.logits[row], len(self.tokens)) if best is None else Choice(best)
         self.times.setdefault("first", time.perf_counter())
         self.tokens.append(choice.token)

@@ -10,7 +10,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -107,7 +107,10 @@ class Sampler:
         self.sampling = sampling
         self._alternative = alternative
         self._allowed = allowed
-        self.is_simple = allowed is None and sampling == Sampling(seed=sampling.seed)  # the likeliest token, no more
+        greedy = replace(
+            sampling, top_k=0, top_p=1.0, min_p=0.0, typical_p=1.0, seed=0
+        )  # what counts for a draw is off
+        self.is_simple = allowed is None and greedy == Sampling()  # the likeliest token, no more
         self._seen = set(prompt)
         self._generated: Counter[int] = Counter()
         given: Mapping[Any, Any] = sampling.logit_bias
@@ -259,8 +262,15 @@ def softmax(scores: Array) -> Array:
 
 def _nucleus(probabilities: Array, share: float) -> Array:
     """The most likely tokens up to the one that reaches the probability, and those as likely as that one."""
-    kept = _first_reaching(probabilities, probabilities, share)
-    found: Array = probabilities >= probabilities[kept].min()
+    count = FEW
+    while True:
+        some = np.partition(probabilities, -count)[-count:] if count < len(probabilities) else probabilities
+        likely = np.sort(some)[::-1]  # which tokens they are does not matter, and values alone are sorted faster
+        before = likely.cumsum() - likely
+        if count >= len(probabilities) or before[-1] >= share:
+            break
+        count *= 64
+    found: Array = probabilities >= likely[before < share].min(initial=likely[0])
     return found
 
 

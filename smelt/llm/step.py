@@ -121,9 +121,8 @@ def compile_step(
 class DeviceRows:
     """What a step gave, in the device's memory; each result is fetched at most once. Padded rows stay at the end."""
 
-    is_drawn = False
-
-    def __init__(self, made: Picked) -> None:
+    def __init__(self, made: Picked, is_drawn: bool = False) -> None:
+        self.is_drawn = is_drawn
         self._made = made
         self._picked: list[int] | None = None
 

@@ -19,6 +19,7 @@ from smelt.engine.store import recompile, store_weights
 from smelt.errors import DeviceError, UnsupportedError
 from smelt.ir.core import Program
 from smelt.ir.text import parse
+from smelt.llm.draw import Draw, draw_tokens
 from smelt.model import read
 from smelt.passes.quantise import with_precision
 from smelt.run.load import every_code
@@ -35,6 +36,8 @@ def sample() -> Iterator[Program]:
     yield read(ROOT / "smelt/assets/digits.onnx")[0]
     yield from (parse(path.read_text()) for path in sorted((ROOT / "tests/golden").glob("*.mlir")))
     yield from (model.dynamic_program() for model in MODELS.values())
+    numbers = Draw("f32[s=S]", "i32[s=S]", "f32[s=S]", "f32[s=S]", "f32[s=S]")
+    yield smelt.compile(draw_tokens, "f32[s=S, v=5000]", numbers, "i32[s=S]", engine="reference").program
     for kind in KINDS:
         random = np.random.default_rng([1, *kind.encode()])
         yield draw(kind, random).make(False)

@@ -10,7 +10,7 @@ import pytest
 
 import smelt
 from smelt.errors import RunError
-from smelt.llm.draw import Draw, draw_tokens
+from smelt.llm.draw import Draw, draw_tokens, parameters_of, random_numbers
 from smelt.llm.sample import Sampler, Sampling, _typical, survivors
 from smelt.llm.stops import Stops
 
@@ -36,9 +36,11 @@ def test_limits_keep_what_they_say() -> None:
     np.testing.assert_allclose(survivors(SCORES.astype(np.float64), Sampling(temperature=1.0))[1], p, rtol=1e-6)
 
 
-def test_a_device_draws_the_tokens_of_the_host(seed: int) -> None:
-    """Random temperatures and limits, equal logits among them."""
-    dice, size, rows = np.random.default_rng(seed), 131, 64
+@pytest.mark.parametrize("size", [131, 5000])
+def test_a_device_draws_the_tokens_of_the_host(size: int, seed: int) -> None:
+    """Random temperatures and limits, equal logits among them; a row is drawn alike beside any others, in programs with
+    and without limits."""
+    dice, rows = np.random.default_rng(seed), 64 if size < 1000 else 12
     logits = (dice.standard_normal((rows, size)) * dice.choice([0.5, 2, 6], (rows, 1))).astype(np.float32)
     logits[::4] = logits[::4].round()
     asked = [
@@ -54,17 +56,32 @@ def test_a_device_draws_the_tokens_of_the_host(seed: int) -> None:
     samplers = [Sampler(each, [], size) for each in asked]
     assert all(each.is_plain for each in samplers)
     assert not Sampler(Sampling(temperature=1.0, presence_penalty=0.5), [], size).is_plain
-    draw = Draw(
-        np.array([each.temperature for each in asked], np.float32),
-        np.array([min(each.top_k or size, size) for each in asked], np.int32),
-        np.array([each.top_p for each in asked], np.float32),
-        np.array([each.min_p for each in asked], np.float32),
-        np.array([each.uniform(row) for row, each in enumerate(samplers)], np.float32),
-    )
+    uniform = random_numbers([(each, row) for row, each in enumerate(samplers)], rows)
+    draw = parameters_of(asked, size, rows)._replace(uniform=uniform)
     texts = Draw("f32[s=S]", "i32[s=S]", "f32[s=S]", "f32[s=S]", "f32[s=S]")
     with smelt.compile(draw_tokens, f"f32[s=S, v={size}]", texts, engine="reference") as drawing:
         got = drawing(logits, draw).numpy().tolist()
     assert got == [each.choose(row, i).token for i, (each, row) in enumerate(zip(samplers, logits, strict=True))]
+    free = [i for i, each in enumerate(asked) if not each.top_k and each.top_p == 1]
+    some = Draw(*(each[free] for each in draw))._replace(top_k=None, top_p=None)
+    with smelt.compile(draw_tokens, f"f32[s=S, v={size}]", texts._replace(top_k=None, top_p=None)) as drawing:
+        assert not free or drawing(logits[free], some).numpy().tolist() == [got[i] for i in free]
+
+
+def test_a_draw_beside_the_ends() -> None:
+    """Random numbers that round to one give the last token that is left; a row without a greatest logit keeps -1."""
+    logits = np.array([[1.0, 2.0, -np.inf, 0.0, -np.inf], [1.0, np.nan, 0.0, 0.0, 0.0], SCORES[:5]], np.float32)
+    given = parameters_of([Sampling(temperature=1.0)] * 2, 5, 3)._replace(uniform=np.array([1, 0.5, 0.5], np.float32))
+    texts = Draw("f32[s=S]", "i32[s=S]", "f32[s=S]", "f32[s=S]", "f32[s=S]")
+    with smelt.compile(draw_tokens, "f32[s=S, v=5]", texts, "i32[s=S]", engine="reference") as drawing:
+        call: Any = drawing
+        assert call(logits, given, np.array([1, -1, 4], np.int32)).numpy().tolist() == [3, -1, 4]
+
+
+def test_limits_do_not_matter_to_the_likeliest_token() -> None:
+    assert Sampler(Sampling(top_k=5, top_p=0.5, min_p=0.1, typical_p=0.5, seed=7), [], 6).is_simple
+    for other in ({"temperature": 0.5}, {"presence_penalty": 0.5}, {"logprobs": 0}, {"logit_bias": {1: 2.0}}):
+        assert not Sampler(Sampling(**other), [], 6).is_simple
 
 
 def test_penalties_and_bias_move_the_choice() -> None:
