@@ -9,6 +9,7 @@ from typing import cast
 from smelt.buffer import parse_bytes
 from smelt.callable_package import call_later
 from smelt.device.registry import find_device
+from smelt.dtype import bf16, f16
 from smelt.errors import RunError, UnsupportedError
 from smelt.ir.blocks import Block, check_precision
 from smelt.llm import checkpoint as files
@@ -87,7 +88,7 @@ def load_checkpoint(
             got=f"device={device!r}, engine={engine!r}",
             remedy="cache='bf16', or no cache=",
         )
-    found = found.with_cache(cache or cache_type(found, precision, on_processor))
+    found = found.with_cache(cache or cache_type(found, precision, on_processor, device not in ("auto", "cpu")))
     if on_processor:
         found = found.for_processor()
     wanted = choose_context(found.config, context)
@@ -140,12 +141,15 @@ def _make_step(checkpoint: Checkpoint, device: str, engine: str, precision: str,
     return made
 
 
-def cache_type(checkpoint: Checkpoint, precision: str, on_processor: bool = True) -> str:
+def cache_type(checkpoint: Checkpoint, precision: str, on_processor: bool = True, on_gpu: bool = False) -> str:
     """The default: int8 where products round activations to 8 bits, f16 where that has no kernel; bf16 where they do to
-    that."""
-    if precision == "bf16":
+    that, and for narrow weights on a GPU, whose attention kernels are for it."""
+    formats = checkpoint.formats.values()
+    has_blocks = any(isinstance(each, Block) for each in formats)
+    has_narrow = has_blocks or any(each in (bf16, f16) for each in formats)
+    if precision == "bf16" or (precision == "q8" and has_narrow and on_gpu):
         return "bf16"
-    if precision != "q8" or not any(isinstance(each, Block) for each in checkpoint.formats.values()):
+    if precision != "q8" or not has_blocks:
         return "f32"
     return "int8" if on_processor and checkpoint.config.fits_int8 else "f16"
 

@@ -2,9 +2,9 @@
 
 The packed panels of the weights are concatenated in `prepare`; each product is a slice of the columns. A sum has the
 same terms in the same order as before. Products of many rows on tensor cores are merged where what follows them can be
-merged as well: a bias and a conversion, as of query, key and value. The columns of two products that are read together,
-as gate and up, alternate: then one block of a GPU has both, for its epilogue. Called by `pipeline`, after
-`pack_weights`.
+merged as well: a bias and a conversion, as of query, key and value. A dynamic number of rows may be small. The columns
+of two products that are read together, as gate and up, alternate: then one block of a GPU has both, for its epilogue.
+Called by `pipeline`, after `pack_weights`.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ def _merge_in(edit: Edit, region: Region) -> int:
         if op.name in DOTS and _can_merge(edit, op, weights):
             *left, panels = edit.operands(op)
             rows = tuple((_source(edit, each), each.type) for each in left)
-            key = (op.name, rows, panels.shape.dtype, op.result.shape.dtype, *op.attrs.values())
+            key = (op.name, rows, panels.shape.dtype, op.result.shape.dtype, _is_wide(op), *op.attrs.values())
             groups.setdefault(key, []).append(op)
     count = 0
     for ops in groups.values():
         ends = [_find_end(edit, op, weights) for op in ops]
         alike = all(end is not None and ends[0] is not None and end.is_like(ends[0]) for end in ends)
-        if len(ops) > 1 and (alike or not _has_many_bf16_rows(ops[0])):
+        if len(ops) > 1 and (alike or not _keep_epilogues(edit, ops)):
             _merge(edit, ops, [end for end in ends if end is not None] if alike else [])
             count += len(ops) - 1
     return count
@@ -98,9 +98,19 @@ def _only_user(edit: Edit, value: Value) -> Op | None:
     return users[0] if len(users) == 1 and not edit.is_returned(value) else None
 
 
-def _has_many_bf16_rows(op: Op) -> bool:
-    rows = op.result.shape.sizes[1]
-    return op.operands[0].shape.dtype == bf16 and not (isinstance(rows, int) and rows <= FEW_ROWS)
+def _keep_epilogues(edit: Edit, ops: list[Op]) -> bool:
+    """Whether each product is better off with its own epilogue: many rows on tensor cores, or many columns that do not
+    alternate."""
+    rows = ops[0].result.shape.sizes[1]
+    many = isinstance(rows, int) and rows > FEW_ROWS and ops[0].operands[0].shape.dtype == bf16
+    return many or (_is_wide(ops[0]) and not _are_paired(edit, ops))
+
+
+def _is_wide(op: Op) -> bool:
+    """Whether a product has so many columns that only few rows would be too little for it."""
+    *_, rows, columns = op.result.shape.sizes
+    few = op.name == "smelt.packed_block_dot" or (isinstance(rows, int) and rows <= FEW_ROWS)
+    return not few and isinstance(columns, int) and columns >= MANY_COLUMNS
 
 
 def _source(edit: Edit, value: Value) -> Value:
@@ -111,13 +121,12 @@ def _source(edit: Edit, value: Value) -> Value:
 
 
 def _can_merge(edit: Edit, op: Op, weights: set[Value]) -> bool:
-    """Whether whole panels of weights are multiplied, of few columns or by few rows."""
+    """Whether whole panels of weights are multiplied, of few columns or by what may be few rows."""
     panels, columns = edit.operands(op)[-1], op.result.shape.sizes[2]
     count = panels.shape.sizes[1]
     width = _columns_of_panel(op)
-    rows = op.result.shape.sizes[1]
-    few = (isinstance(rows, int) and rows <= FEW_ROWS) or op.name == "smelt.packed_block_dot"
-    whole = isinstance(columns, int) and columns == count * width and (few or columns < MANY_COLUMNS)
+    is_dynamic = not isinstance(op.result.shape.sizes[1], int)
+    whole = isinstance(columns, int) and columns == count * width and (is_dynamic or not _is_wide(op))
     return whole and panels.shape.sizes[0] == 1 and _depends_on(edit, panels, weights)
 
 

@@ -95,6 +95,24 @@ def test_products_of_f32(rows: int | str, emulated: EmulatedCuda, seed: int, mon
     check(gated("silu", rows, "f32"), "sm_90", "f32", several, seed, monkeypatch)
 
 
+@pytest.mark.parametrize("machine", ["sm_90", "sm_80"])
+def test_a_dynamic_number_of_bf16_rows(
+    machine: str, emulated: EmulatedCuda, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be few rows, or tiles of many: decoding and prefill."""
+    check(gated("silu", "R", "bf16"), machine, "bf16", [1, 9, 70], seed, monkeypatch)
+
+
+@pytest.mark.parametrize(("kind", "products"), [("silu", 1), ("both", 2)])
+def test_many_columns_by_a_dynamic_number_of_rows(
+    kind: str, products: int, emulated: EmulatedCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are merged where one epilogue reads both."""
+    monkeypatch.setattr(merge_dots, "MANY_COLUMNS", COLUMNS)
+    found = launches(gated(kind, "R", "bf16"), "sm_90")
+    assert len({each["function"].rsplit("_", 1)[0] for each in found if "packed_dot" in each["function"]}) == products
+
+
 def check(
     program: Program, machine: str, element: str, rows: list[int], seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

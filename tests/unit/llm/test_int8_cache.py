@@ -84,7 +84,8 @@ def test_int8_is_the_default_of_rounded_activations_on_processors(folder: Path, 
     odd = replace(found, config=replace(found.config, head_size=6))
     assert [cache_type(found, each) for each in ("q8", "f32", "bf16")] == ["int8", "f32", "bf16"]
     assert (cache_type(found, "q8", on_processor=False), cache_type(odd, "q8")) == ("f16", "f16")
-    assert cache_type(open_checkpoint(folder), "q8") == "f32"
+    assert cache_type(found, "q8", on_processor=False, on_gpu=True) == "bf16"
+    assert [cache_type(open_checkpoint(folder), "q8", each, not each) for each in (True, False)] == ["f32", "f32"]
     with pytest.raises(UnsupportedError, match="words of four"):
         odd.with_cache("int8")
 

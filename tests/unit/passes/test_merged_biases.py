@@ -46,18 +46,36 @@ def program(rows: Any, batch: int, rounds: bool, biases: str) -> Program:
         (symbol("R"), 1, True, "weights", 1),
         (symbol("R"), 2, True, "weights", 1),
         (80, 1, True, "weights", 1),
-        (symbol("R"), 1, False, "weights", 2),
-        (symbol("R"), 1, True, "arguments", 2),
+        (80, 1, False, "weights", 2),
+        (80, 1, True, "arguments", 2),
     ],
 )
 def test_biases_are_merged_with_their_products(
     rows: Any, batch: int, rounds: bool, biases: str, left: int, seed: int
 ) -> None:
-    given = program(rows, batch, rounds, biases)
-    found, _ = pipeline.run(given, composites=COMPOSITES, target=TARGETS["sm_90"], until="merge_dots")
+    found = merged(program(rows, batch, rounds, biases))
     names = Counter(op.name for op in found.main.body.ops)
     assert names["stablehlo.convert"] == rounds * left
     assert names["stablehlo.concatenate"] == (2 if left == 1 else 0), "of the weights and of the biases"
+    check(found, batch, seed)
+
+
+@pytest.mark.parametrize(("rounds", "biases"), [(False, "weights"), (True, "arguments")])
+def test_products_of_a_dynamic_number_of_rows_are_merged_without_biases(rounds: bool, biases: str, seed: int) -> None:
+    """There may be few."""
+    found = merged(program(symbol("R"), 1, rounds, biases))
+    names = Counter(op.name for op in found.main.body.ops)
+    assert names["smelt.packed_dot"] == 1
+    assert names["stablehlo.concatenate"] == 1, "of the weights"
+    assert names["stablehlo.convert"] == 2 * rounds
+    check(found, 1, seed)
+
+
+def merged(given: Program) -> Program:
+    return pipeline.run(given, composites=COMPOSITES, target=TARGETS["sm_90"], until="merge_dots")[0]
+
+
+def check(found: Program, batch: int, seed: int) -> None:
     random = np.random.default_rng(seed)
     x = random.standard_normal((batch, 80, DEPTH)).astype(ml_dtypes.bfloat16)
     matrices = [random.standard_normal((DEPTH, size)).astype(ml_dtypes.bfloat16) for size in COLUMNS]
