@@ -13,7 +13,6 @@ import json
 import math
 import re
 import struct
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -147,7 +146,6 @@ class Cuda(Device):
     def __init__(self, number: int = 0) -> None:
         self.name = f"cuda:{number}" if number else "cuda"
         self.number = number
-        self.lock = threading.Lock()
 
     def missing(self) -> str | None:
         """Code that is compiled already needs the driver alone."""
@@ -304,7 +302,7 @@ class Cuda(Device):
             code, here = next((pair for pair in pairs if pair[0] != pair[1]), ("", ""))
             raise DeviceError("the code does not match its description", expected=code, got=here, remedy=REMEDY)
         module.plans[entry.name] = PlanProgram(plan, module.find)
-        return GpuProgram(self.driver, module.plans[entry.name], entry, constants, self.lock)
+        return GpuProgram(self.driver, module.plans[entry.name], entry, constants)
 
     def exported_array(self, module: Module, name: str, count: int) -> Array:
         raise UnsupportedError("kernels of a GPU have no tunables of run time", remedy='device="cpu"')
@@ -322,7 +320,7 @@ class Cuda(Device):
     def allocate(self, wanted: Sequence[tuple[np.dtype[Any], tuple[int, ...]]]) -> Arrays:
         sizes = [math.prod(shape) * kind.itemsize for kind, shape in wanted]
         starts = [0, *itertools.accumulate(-(-size // ALIGN) * ALIGN for size in sizes)]
-        block = Block(self.driver, starts[-1])
+        block = Block(self.driver.queues.current, starts[-1])
         shapes = [Shape.of(dtype(kind), shape) for kind, shape in wanted]
         return tuple(GpuBuffer(self.driver, shape, block, at) for shape, at in zip(shapes, starts, strict=False))
 
