@@ -14,6 +14,7 @@ import math
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from smelt.device.cuda_errors import explain_version
 from smelt.device.cuda_peak import Meter, tensor_gflops
 from smelt.device.entry import Entry
 from smelt.device.gpu_buffer import Block, GpuBuffer
-from smelt.device.gpu_program import GpuAccount, GpuProgram
+from smelt.device.gpu_program import GpuAccount, GpuProgram, Loaded
 from smelt.device.host_plan import PlanProgram, list_launches
 from smelt.device.runtime import ABI
 from smelt.device.step_log import EventLog
@@ -110,7 +111,9 @@ class Module:
         if not (runs or ptx):
             got = "sm_{}{}".format(*driver.capability)
             raise DeviceError("the code has no PTX for later chips", expected=self.machine, got=got, remedy=REMEDY)
-        self._modules = [driver.load(image) for image in (cubins if runs else ptx)]
+        self._images = cubins if runs else ptx
+        self._modules = self._load()
+        self.loaded = Loaded(lambda: partial(self.find, modules=self._load()))
 
     def _check_shared_memory(self, needed: int) -> None:
         """Chips of one generation differ in it."""
@@ -122,8 +125,11 @@ class Module:
                 remedy=REMEDY,
             )
 
-    def find(self, name: str) -> Any:
-        for module in self._modules:
+    def _load(self) -> list[Any]:
+        return [self.driver.load(image) for image in self._images]
+
+    def find(self, name: str, modules: Sequence[Any] | None = None) -> Any:
+        for module in self._modules if modules is None else modules:
             found = self.driver.function(module, name)
             if found is not None:
                 return found
@@ -302,7 +308,7 @@ class Cuda(Device):
             code, here = next((pair for pair in pairs if pair[0] != pair[1]), ("", ""))
             raise DeviceError("the code does not match its description", expected=code, got=here, remedy=REMEDY)
         module.plans[entry.name] = PlanProgram(plan, module.find)
-        return GpuProgram(self.driver, module.plans[entry.name], entry, constants)
+        return GpuProgram(self.driver, module.plans[entry.name], entry, constants, module.loaded)
 
     def exported_array(self, module: Module, name: str, count: int) -> Array:
         raise UnsupportedError("kernels of a GPU have no tunables of run time", remedy='device="cpu"')

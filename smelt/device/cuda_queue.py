@@ -295,8 +295,10 @@ class CudaQueue:
         if self._driver.lost is not None:
             return
         with self._driver.queues.lock:
-            self._kept = [(event, each) for event, each in self._kept if not self.is_done(event)]
+            before = self._kept  # those whose work is done go after the lock: another library's code runs then
+            self._kept = [(event, each) for event, each in before if not self.is_done(event)]
             self._kept.append((self.mark(), owner))
+        del before
 
     # -- time --
 

@@ -82,11 +82,27 @@ class GpuAccount:
             )
 
 
+class Loaded:
+    """Code on a device. Its kernels have static memory (counters of split K): work on two queues at once would mix it
+    up. `again` loads it once more and gives what finds its functions; None: it has no such memory."""
+
+    def __init__(self, again: Callable[[], Callable[[str], Any]] | None = None) -> None:
+        self.again = again
+        self.queue: Queue | None = None  # of all that uses it
+
+
 class GpuProgram:
     """A function of loaded code."""
 
-    def __init__(self, driver: Driver, plan: PlanProgram, entry: Entry, constants: Sequence[bytes | Array]) -> None:
-        self.driver, self.plan, self.entry = driver, plan, entry
+    def __init__(
+        self,
+        driver: Driver,
+        plan: PlanProgram,
+        entry: Entry,
+        constants: Sequence[bytes | Array],
+        loaded: Loaded | None = None,
+    ) -> None:
+        self.driver, self.plan, self.entry, self.loaded = driver, plan, entry, loaded or Loaded()
         self.queues: list[Queue] = []  # of bound programs
         self.constants = [_constant(driver, each) for each in constants]
 
@@ -191,7 +207,7 @@ class GpuBound:
     def __init__(
         self, program: GpuProgram, held: Sequence[GpuBuffer], sizes: Mapping[str, int], account: GpuAccount | None
     ) -> None:
-        self._program, self._account = program, account
+        self._program, self._plan, self._account = program, program.plan, account
         self._held: tuple[GpuBuffer, ...] | None = tuple(held)
         self._sizes = {name: size for name, size in sizes.items() if name in program.entry.symbols}
         self._cancelled = 0
@@ -252,7 +268,7 @@ class GpuBound:
                 if recorded is not None and recorded.whole is not None:
                     queue.replay(recorded.whole)
                     recorded.is_used = True
-                    program.plan.marks = recorded.marks
+                    self._plan.marks = recorded.marks
                     done: Arrays = tuple(results)
                 else:
                     run = self._new_run(known, given, results, stop, queue)
@@ -283,16 +299,25 @@ class GpuBound:
         return done
 
     def _choose_queue(self, held: Sequence[GpuBuffer]) -> Queue:
-        """The queue of all calls. Programs that share weights are parts of one model, and share a queue: they give
-        each other buffers. The same program, bound again, is to run at the same time."""
+        """The queue of all calls. Programs that share code or weights are parts of one model, and share a queue: they
+        give each other buffers. The same program, bound again, is to run at the same time."""
         program = self._program
-        queues, blocks = program.driver.queues, [each.block for each in (*held, *program.constants)]
+        queues, loaded, blocks = (
+            program.driver.queues,
+            program.loaded,
+            [each.block for each in (*held, *program.constants)],
+        )
         with queues.lock:
             if self._queue is None:
-                holders = [queue for each in held if each.block.shared for queue in each.block.shared.holders]
-                queue, self._leave = queues.choose(self, [each for each in holders if each not in program.queues])
+                near = [] if loaded.queue is None else [loaded.queue]
+                near += [queue for each in held if each.block.shared for queue in each.block.shared.holders]
+                queue, self._leave = queues.choose(self, [each for each in near if each not in program.queues])
                 program.queues.append(queue)
                 weakref.finalize(self, program.queues.remove, queue).atexit = False
+                if loaded.queue is None:
+                    loaded.queue = queue
+                elif loaded.queue is not queue and loaded.again is not None:
+                    self._plan = program.plan.with_functions(loaded.again())
                 hold(queue, blocks)
                 self._queue = queue
             return self._queue
@@ -334,7 +359,7 @@ class GpuBound:
     def _judge(self, known: Prepared, notes: GpuBuffer) -> None:
         """Raise where a check of a call failed."""
         try:
-            self._program.plan.judge(notes.numpy(), known.sized.numbers)
+            self._plan.judge(notes.numpy(), known.sized.numbers)
         except PlanError as error:
             explained = self._explain(error)
             explained.started = True
@@ -378,7 +403,7 @@ class GpuBound:
             if stop is not None:
                 stop.check()
 
-        run = Run(self._program.plan, queue, known.sized, self._table(known, given, results, queue), poll)
+        run = Run(self._plan, queue, known.sized, self._table(known, given, results, queue), poll)
         run.waits = stop is not None
         return run
 
@@ -398,7 +423,7 @@ class GpuBound:
         all_sizes = [*(each.shape.numbers() for each in held), *sizes]
         values = solve_symbols(entry.arguments, entry.names[len(held) :], all_sizes, self._sizes)
         sized = self._find_sized(values)
-        places = [program.plan.plan["buffers"][i] for i in program.plan.results]
+        places = [self._plan.plan["buffers"][i] for i in self._plan.results]
         shapes = [
             None if place["deferred"] else static_shape(shape.dtype, tuple(sized.numbers[i] for i in place["sizes"]))
             for shape, place in zip(program.results, places, strict=True)
@@ -412,10 +437,10 @@ class GpuBound:
             (kinds[each["kind"]] + each["index"], 0)
             if each["kind"] in kinds
             else (-1 if each["slot"] is None else -2, 0 if each["slot"] is None else sized.offsets[each["slot"]])
-            for each in program.plan.plan["buffers"]
+            for each in self._plan.plan["buffers"]
         ]
         inputs = tuple(each.shape for each in given)
-        notes = program.plan.note_bytes(sized.numbers)
+        notes = self._plan.note_bytes(sized.numbers)
         taken = sized.arena + self._result_bytes(sized) + notes
         fresh = tuple((shape, count) for at, shape, count in results if at < 0 and shape is not None)
         alone = fresh if len(fresh) == len(results) else None
@@ -443,12 +468,12 @@ class GpuBound:
 
     def _find_sized(self, values: Mapping[str, int]) -> Sized:
         try:
-            return self._program.plan.compute_sizes([values[name] for name in self._program.entry.symbols])
+            return self._plan.compute_sizes([values[name] for name in self._program.entry.symbols])
         except PlanError as error:
             raise self._program.entry.refuse(error.status - 1, values) from None
 
     def _result_bytes(self, sized: Sized) -> int:
-        kinds = self._program.plan.plan["buffers"]
+        kinds = self._plan.plan["buffers"]
         return sum(sized.numbers[each["bytes"]] for each in kinds if each["kind"] == "result" and not each["deferred"])
 
     def _results(
@@ -491,11 +516,11 @@ class GpuBound:
     def _run(self, run: Run, results: Sequence[GpuBuffer | None], key: tuple[int, ...]) -> Arrays:
         """Enqueue the work of a call."""
         try:
-            if GRAPHS and self._program.plan.segments:
+            if GRAPHS and self._plan.segments:
                 self._replay(run, key)
             else:
                 run.start()
-            self._program.plan.marks, self._program.plan.measured = run.marks, run.values
+            self._plan.marks, self._plan.measured = run.marks, run.values
             return self._finish(run, results)
         except BaseException as error:
             run.free()
@@ -536,9 +561,9 @@ class GpuBound:
     def _finish(self, run: Run, results: Sequence[GpuBuffer | None]) -> Arrays:
         """The results. Those of data-dependent size are copied out of the memory of the call."""
         program, done = self._program, []
-        for shape, result, i in zip(program.results, results, program.plan.results, strict=True):
+        for shape, result, i in zip(program.results, results, self._plan.results, strict=True):
             if result is None:
-                numbers = [run.numbers[size] for size in program.plan.plan["buffers"][i]["sizes"]]
+                numbers = [run.numbers[size] for size in self._plan.plan["buffers"][i]["sizes"]]
                 found = static_shape(shape.dtype, tuple(numbers))
                 count = math.prod(numbers) * shape.dtype.numpy.itemsize
                 result = GpuBuffer(program.driver, found, Block(run.queue, count))
@@ -557,7 +582,7 @@ class GpuBound:
     def call_bytes(self, sizes: Mapping[str, int]) -> int:
         known = {name: self._sizes.get(name, sizes.get(name, 1)) for name in self._program.entry.symbols}
         try:
-            sized = self._program.plan.compute_sizes([known[name] for name in self._program.entry.symbols])
+            sized = self._plan.compute_sizes([known[name] for name in self._program.entry.symbols])
         except PlanError:
             return 0  # the call itself says why it refuses these sizes
         return sized.arena + self._result_bytes(sized)

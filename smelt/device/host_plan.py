@@ -56,6 +56,10 @@ class PlanProgram:
         self.marks: list[tuple[int, Any, Any]] = []
         self.measured: Mapping[str, int] = {}
 
+    def with_functions(self, find: Callable[[str], Any]) -> PlanProgram:
+        """The same plan with functions of its code, loaded once more."""
+        return PlanProgram(self.plan, find)
+
     @cached_property
     def segments(self) -> tuple[tuple[bool, tuple[Mapping[str, Any], ...]], ...]:
         """The steps in runs: of launches and copies alone, which a graph may hold (True), and of others.

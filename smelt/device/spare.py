@@ -67,16 +67,13 @@ class Spare:
             self.bytes += size
             gone: list[Freed] = []
             while self.bytes > self.most:
-                gone.append(self._drop(max(self._list_sizes())))
+                gone += self._drop(max(self._list_sizes()))
             return gone
 
     def clear(self) -> list[Freed]:
         """All of it."""
         with self._lock:
-            found = [self._drop(size) for size in self._list_sizes()]
-            self._ready.clear()
-            self._late.clear()
-            return found
+            return [each for size in self._list_sizes() for each in self._drop(size)]
 
     def _list_sizes(self) -> list[int]:
         """The sizes of kept memory."""
@@ -87,15 +84,16 @@ class Spare:
             found += [size for size, kept in [*late.items()] for _ in kept]
         return found
 
-    def _drop(self, size: int) -> Freed:
-        for queue, ready in self._ready.items():
+    def _drop(self, size: int) -> list[Freed]:
+        """One block of a size; none where the garbage collector has freed and dropped another in the meantime."""
+        for queue, ready in [*self._ready.items()]:
             if ready.get(size):
                 return self._forget(queue, ready[size].pop(), ())
-        for queue, late in self._late.items():
+        for queue, late in [*self._late.items()]:
             if late.get(size):
                 return self._forget(queue, *late[size].popleft())
-        raise AssertionError("a size that is kept")
+        return []
 
-    def _forget(self, queue: Queue, address: int, marks: Sequence[Mark]) -> Freed:
+    def _forget(self, queue: Queue, address: int, marks: Sequence[Mark]) -> list[Freed]:
         self.bytes -= self.sizes.pop(address)
-        return queue, address, marks
+        return [(queue, address, marks)]

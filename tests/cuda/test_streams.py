@@ -4,8 +4,10 @@ in as odd an order as events allow, have the results of plain sequential ones.""
 from __future__ import annotations
 
 import random
+import sys
+import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,18 +17,18 @@ import pytest
 from smelt.device import gpu_buffer, order
 from smelt.device.dlpack import export_array, import_array
 from smelt.device.entry import DataCheck, Entry
-from smelt.device.gpu_buffer import GpuBuffer
-from smelt.device.gpu_program import GpuBound, GpuProgram
+from smelt.device.gpu_buffer import Block, GpuBuffer
+from smelt.device.gpu_program import GpuBound, GpuProgram, Loaded
 from smelt.device.host_plan import PlanProgram
 from smelt.device.order import Order
 from smelt.dtype import Array
 from smelt.errors import RunError
 from smelt.shape import Shape
-from tests.cuda.schedule import LazyDriver, LazyQueue
+from tests.cuda.schedule import Event, LazyDriver, LazyQueue
 from tests.unit.device.test_host_plan import HostDriver, buffer, launch
 
 COUNT = 3  # elements of every array
-CASES, STEPS = 300, 60
+CASES, STEPS, THREADED = 300, 60, 20
 SHAPE = Shape("ui64", COUNT)
 LIMIT = np.uint64(1 << 40)
 
@@ -414,3 +416,181 @@ def test_what_is_forgotten_is_noticed(what: str, monkeypatch: pytest.MonkeyPatch
         except (AssertionError, RunError):
             return
     raise AssertionError(f"nobody missed {what}")
+
+
+# ---- threads ----
+
+
+@pytest.fixture
+def hasty() -> Iterator[None]:
+    """Threads that take turns often."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(usual)
+
+
+@pytest.mark.usefixtures("hasty")
+def test_threads_that_share_blocks(seed: int) -> None:
+    """Each thread has buffers of its own; others are in the same blocks, and weights are read by all."""
+    for i in range(THREADED):
+        driver = LazyDriver(Host(), 1000 * seed + i, most_queues=3)
+        cases = [Case(driver, 10 * i + j) for j in range(3)]
+        together = [cases[0].new() for _ in range(12)]
+        parts = [*zip(GpuBuffer.of_all(driver, together), together, strict=True)]
+        errors = list[BaseException]()
+
+        def work(case: Case, errors: list[BaseException] = errors) -> None:
+            try:
+                case.run(40)
+            except BaseException as error:
+                errors.append(error)
+
+        for case in cases:
+            case.kinds = case.kinds[:3]  # flags are read in one place
+            case.programs, case.weights = cases[0].programs[:3], cases[0].weights
+            case.change_weight = case.export = lambda: None  # type: ignore[method-assign]
+            case.held, parts = parts[:4], parts[4:]
+        threads = [threading.Thread(target=work, args=(case,)) for case in cases]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            errors[0].add_note(f"seed {1000 * seed + i}")
+            raise errors[0]
+
+
+# ---- queues of programs, and their memory ----
+
+
+def test_a_program_has_the_queue_with_the_fewest_programs() -> None:
+    driver = LazyDriver(Host(), 1, most_queues=3)
+    x = GpuBuffer.of(driver, np.arange(COUNT, dtype=np.uint64), SHAPE)
+
+    def call(bound: GpuBound) -> Any:
+        bound((x,))
+        return bound._queue
+
+    def bind(weight: Any = None) -> GpuBound:
+        return checked_program(driver).bind((np.zeros(COUNT, np.uint64) if weight is None else weight,))
+
+    first = bind()
+    unused = bind()
+    assert call(first) is driver.queues.first
+    second, third, fourth = bind(), bind(), bind()
+    assert [call(each) for each in (second, third, fourth)] == [*driver.queues.all[1:], driver.queues.first]
+    assert driver.queues.current is call(fourth)
+    assert unused._queue is None  # one that is never called has none
+    second.close()
+    assert call(bind()) is driver.queues.all[1]
+    weight = GpuBuffer.of(driver, np.zeros(COUNT, np.uint64), SHAPE)
+    one, other = bind(weight), bind(weight)
+    assert call(one) is call(other), "they are parts of one model"
+    again = one._program.bind((weight,))
+    assert call(again) is not call(one), "to run at the same time"
+
+
+def test_code_that_runs_on_two_queues_is_loaded_twice() -> None:
+    """Its kernels count in static memory."""
+    driver, loads = LazyDriver(Host(), 1), list[dict[str, Any]]()
+
+    def again() -> Callable[[str], Any]:
+        loads.append({name: partial(kernel) for name, kernel in KERNELS.items()})
+        return loads[-1].__getitem__
+
+    program = checked_program(driver)
+    program.loaded = Loaded(again)
+    x = np.arange(COUNT, dtype=np.uint64)
+    one, two, three = (program.bind((x,)) for _ in range(3))
+    for bound in (one, two, one, two):
+        assert bound((x,))[0].numpy().tolist() == [0, 2, 4]
+    assert len(loads) == 1
+    assert one._plan is program.plan
+    assert two._plan.functions["add"] is loads[0]["add"]
+    one.close()
+    del one
+    three((x,))
+    assert len(loads) == 1, "on the queue of the first one"
+
+
+def test_freed_memory_waits_for_those_that_read_it() -> None:
+    """Two blocks of a size wait; the third is taken again, and the queue waits for its readers."""
+    driver = LazyDriver(Host(), 1)
+    driver.schedule.haste = 0.0
+    a, b = driver.queues.first, LazyQueue(driver)
+    driver.queues.all.append(b)
+    b.is_done = lambda event: event.is_reached  # type: ignore[method-assign]
+    a.is_done = b.is_done  # type: ignore[method-assign]
+
+    def use_on_both() -> int:
+        block = Block(a, 100)
+        with order.in_order(b, (block,)):
+            b.clear(block.address, 0)
+        return block.address
+
+    first, second = use_on_both(), use_on_both()
+    assert second != first, "b may still read it"
+    assert not [each for each in a.work if isinstance(each, Event) and each.line is b]  # type: ignore[attr-defined]
+    third = Block(a, 100)
+    assert third.address == first
+    assert [each for each in a.work if isinstance(each, Event) and each.line is b]  # type: ignore[attr-defined]
+    b.wait()
+    fourth = Block(a, 100)
+    assert fourth.address == second
+    assert len([each for each in a.work if isinstance(each, Event) and each.line is b]) == 1  # type: ignore[attr-defined]
+
+
+def test_memory_of_one_queue_alone_meets_no_event() -> None:
+    driver = LazyDriver(Host(), 1)
+    x = GpuBuffer.of(driver, np.arange(COUNT, dtype=np.uint64), SHAPE)
+    bound = update_program(driver).bind((np.ones(COUNT, np.uint64),))
+    other = checked_program(driver).bind((np.ones(COUNT, np.uint64),))
+    bound((x.copy(), x))
+    other((np.ones(COUNT, np.uint64),))
+    before = driver.queues.crossings
+    for _ in range(5):
+        (y,) = bound((x.copy(), x))
+        y.copy().enlarge(2 * COUNT).copy_to_host()
+        del y
+        other((np.ones(COUNT, np.uint64),))[0].delete()
+    assert driver.queues.is_shared
+    assert driver.queues.crossings == before
+    other((x,))
+    assert driver.queues.crossings == before + 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("what", ["a write, then a read", "a read, then a write", "two writes"])
+def test_other_parts_of_a_block_are_used_in_the_middle_of_a_call(what: str, seed: int) -> None:
+    """Two buffers are in one block. A call on one queue uses `a`. When it has looked where its memory is, and before it
+    begins, another thread's call on another queue uses `b`."""
+    driver = LazyDriver(Host(), seed, most_queues=3)
+    driver.schedule.haste = 0.0
+    zeros, x = np.zeros(COUNT, np.uint64), np.arange(COUNT, dtype=np.uint64)
+    one, two, three = (checked_program(driver).bind((zeros,)) for _ in range(3))
+    for each in (one, two, three):
+        each((x,))
+    assert len({each._queue for each in (one, two, three)}) == 3
+    driver.queues.local.queue = queue = one._queue  # the home of what comes
+    a, b = GpuBuffer.of_all(driver, [x, x + 1])
+    assert a.block is b.block
+    assert a.block.home is queue
+    plain, results = queue.launch, list[Any]()  # type: ignore[union-attr]
+
+    def launch(*given: Any, **more: Any) -> None:
+        queue.launch = plain  # type: ignore[union-attr, method-assign]
+        results.extend(two((x + 7,), (b,)) if "write" in what.split("then")[-1] else two((b,)))
+        plain(*given, **more)
+
+    queue.launch = launch  # type: ignore[union-attr, method-assign]
+    if what == "a read, then a write":
+        (found,) = one((a,))
+        two((x + 9,), (a,))  # must not overtake it
+        assert a.numpy().tolist() == (x + 9).tolist()
+        assert found.numpy().tolist() == x.tolist()
+        return
+    one((x + 5,), (a,))
+    last = three if what == "two writes" else two
+    assert last((a,))[0].numpy().tolist() == (x + 5).tolist()
+    assert b.numpy().tolist() == (x + (7 if what == "two writes" else 1)).tolist()
