@@ -299,28 +299,26 @@ class GpuBound:
         return done
 
     def _choose_queue(self, held: Sequence[GpuBuffer]) -> Queue:
-        """The queue of all calls. Programs that share code or weights are parts of one model, and share a queue: they
-        give each other buffers. The same program, bound again, is to run at the same time."""
-        program = self._program
-        queues, loaded, blocks = (
-            program.driver.queues,
-            program.loaded,
-            [each.block for each in (*held, *program.constants)],
-        )
+        """The queue of all calls. Programs of the same code, or with the same weights, are parts of one model, and
+        share a queue: they give each other buffers. The same program, bound again, is to run at the same time."""
+        program, loaded = self._program, self._program.loaded
+        queues, blocks = program.driver.queues, [each.block for each in (*held, *program.constants)]
         with queues.lock:
-            if self._queue is None:
-                near = [] if loaded.queue is None else [loaded.queue]
-                near += [queue for each in held if each.block.shared for queue in each.block.shared.holders]
-                queue, self._leave = queues.choose(self, [each for each in near if each not in program.queues])
-                program.queues.append(queue)
-                weakref.finalize(self, program.queues.remove, queue).atexit = False
-                if loaded.queue is None:
-                    loaded.queue = queue
-                elif loaded.queue is not queue and loaded.again is not None:
+            if self._queue is not None:
+                return self._queue
+            if loaded.queue is None:
+                holders = [queue for each in held if each.block.shared for queue in each.block.shared.holders]
+                loaded.queue, _ = queues.choose(loaded, holders)
+            queue = loaded.queue
+            if queue in program.queues:
+                queue, self._leave = queues.choose(self)
+                if queue is not loaded.queue and loaded.again is not None:
                     self._plan = program.plan.with_functions(loaded.again())
-                hold(queue, blocks)
-                self._queue = queue
-            return self._queue
+            program.queues.append(queue)
+            weakref.finalize(self, program.queues.remove, queue).atexit = False
+            hold(queue, blocks)
+            self._queue = queue
+            return queue
 
     def _meets_others(
         self, queue: Queue, held: Sequence[GpuBuffer], given: Sequence[GpuBuffer], out: Arrays | None

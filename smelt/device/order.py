@@ -35,7 +35,7 @@ class Queues:
         self.all: list[Queue] = []
         self.is_shared = False  # whether there are several
         self._make, self._most = make, most
-        self._programs = Counter[Queue]()
+        self._owners = Counter[Queue]()
 
     @property
     def first(self) -> Queue:
@@ -49,24 +49,24 @@ class Queues:
         return getattr(self.local, "queue", None) or self.first
 
     def choose(self, owner: Any, preferred: Iterable[Queue] = ()) -> tuple[Queue, Callable[[], object]]:
-        """A queue for a program: a preferred one, else the first of those with the fewest programs. What comes with it
+        """A queue for programs: a preferred one, else the first of those with the fewest owners. What comes with it
         gives it back; so does the end of `owner`."""
         with self.lock:
             found = next(iter(preferred), None)
             if found is None:
                 _ = self.first
-                if len(self.all) < self._most and all(self._programs[each] for each in self.all):
+                if len(self.all) < self._most and all(self._owners[each] for each in self.all):
                     self.all.append(self._make())
                     self.is_shared = len(self.all) > 1
-                found = min(self.all, key=self._programs.__getitem__)
-            self._programs[found] += 1
+                found = min(self.all, key=self._owners.__getitem__)
+            self._owners[found] += 1
         leave = weakref.finalize(owner, self._leave, found)
         leave.atexit = False
         return found, leave
 
     def _leave(self, queue: Queue) -> None:
         with self.lock:
-            self._programs[queue] -= 1
+            self._owners[queue] -= 1
 
 
 class Mark:

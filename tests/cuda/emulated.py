@@ -260,9 +260,9 @@ class EmulatedCuda(Cuda):
 
 
 @cache
-def register() -> EmulatedCuda:
+def register(seed: int | None = None) -> EmulatedCuda:
     """Make it the device `cuda` of this process."""
-    device = EmulatedCuda()
+    device = EmulatedCuda(seed)
     registry.KINDS["cuda"] = lambda: device
     registry.find_device.cache_clear()
     return device

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from smelt.device import gpu_buffer, order
+from bench.cuda_streams import Programs, overlap, stress
+from smelt.device import gpu_buffer, order, registry
 from smelt.device.dlpack import export_array, import_array
 from smelt.device.entry import DataCheck, Entry
 from smelt.device.gpu_buffer import Block, GpuBuffer
@@ -24,6 +25,7 @@ from smelt.device.order import Order
 from smelt.dtype import Array
 from smelt.errors import RunError
 from smelt.shape import Shape
+from tests.cuda.emulated import EmulatedCuda, compiler
 from tests.cuda.schedule import Event, LazyDriver, LazyQueue
 from tests.unit.device.test_host_plan import HostDriver, buffer, launch
 
@@ -136,7 +138,7 @@ class Case:
         self.driver, self.random, self.values = driver, random.Random(seed), np.random.default_rng(seed)
         self.held: list[tuple[GpuBuffer, Array]] = []
         self.bounds: list[tuple[Any, GpuProgram, GpuBound, GpuBuffer, list[Array]]] = []
-        self.kinds = (sum_program, update_program, checked_program, branch_program)
+        self.kinds: tuple[Any, ...] = (sum_program, update_program, checked_program, branch_program)
         self.programs = [kind(driver) for kind in self.kinds]
         self.weights = [(GpuBuffer.of(driver, w, SHAPE), [w]) for w in (self.new(), self.new())]
         self.done = Counter[str]()
@@ -483,12 +485,14 @@ def test_a_program_has_the_queue_with_the_fewest_programs() -> None:
     assert driver.queues.current is call(fourth)
     assert unused._queue is None  # one that is never called has none
     second.close()
-    assert call(bind()) is driver.queues.all[1]
+    del second
+    assert call(fifth := bind()) is driver.queues.all[1]
     weight = GpuBuffer.of(driver, np.zeros(COUNT, np.uint64), SHAPE)
     one, other = bind(weight), bind(weight)
     assert call(one) is call(other), "they are parts of one model"
     again = one._program.bind((weight,))
     assert call(again) is not call(one), "to run at the same time"
+    assert fifth._queue is not None
 
 
 def test_code_that_runs_on_two_queues_is_loaded_twice() -> None:
@@ -576,14 +580,14 @@ def test_other_parts_of_a_block_are_used_in_the_middle_of_a_call(what: str, seed
     a, b = GpuBuffer.of_all(driver, [x, x + 1])
     assert a.block is b.block
     assert a.block.home is queue
-    plain, results = queue.launch, list[Any]()  # type: ignore[union-attr]
+    plain, results = queue.launch, list[Any]()
 
     def launch(*given: Any, **more: Any) -> None:
-        queue.launch = plain  # type: ignore[union-attr, method-assign]
+        queue.launch = plain  # type: ignore[method-assign]
         results.extend(two((x + 7,), (b,)) if "write" in what.split("then")[-1] else two((b,)))
         plain(*given, **more)
 
-    queue.launch = launch  # type: ignore[union-attr, method-assign]
+    queue.launch = launch  # type: ignore[method-assign]
     if what == "a read, then a write":
         (found,) = one((a,))
         two((x + 9,), (a,))  # must not overtake it
@@ -594,3 +598,39 @@ def test_other_parts_of_a_block_are_used_in_the_middle_of_a_call(what: str, seed
     last = three if what == "two writes" else two
     assert last((a,))[0].numpy().tolist() == (x + 5).tolist()
     assert b.numpy().tolist() == (x + (7 if what == "two writes" else 1)).tolist()
+
+
+# ---- generated kernels ----
+
+
+@pytest.fixture
+def lazy(monkeypatch: pytest.MonkeyPatch, seed: int) -> Iterator[EmulatedCuda]:
+    if compiler() is None:
+        pytest.skip("no C++ compiler: pip install ziglang")
+    device = EmulatedCuda(seed)
+    monkeypatch.setitem(registry.KINDS, "cuda", lambda: device)
+    registry.find_device.cache_clear()
+    yield device
+    registry.find_device.cache_clear()
+
+
+@pytest.mark.usefixtures("lazy")
+def test_compiled_programs_in_threads(seed: int) -> None:
+    programs = Programs()
+    assert overlap(programs, small=True)["same bits"]
+    found = stress(programs, small=True, seed=seed)
+    assert found["compared"] > 20
+    assert found["queues"] > 2
+
+
+@pytest.mark.usefixtures("lazy")
+def test_compiled_programs_that_do_not_wait_have_other_bits(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = Programs()
+    monkeypatch.setattr(Order, "await_mark", no_wait)
+    wrong = 0
+    for i in range(5):
+        try:
+            stress(programs, small=True, seed=seed + i)
+        except AssertionError as error:
+            wrong += "other bits in threads" in str(error)
+    assert wrong
