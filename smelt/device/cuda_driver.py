@@ -110,7 +110,7 @@ class CudaDriver:
         self.recording = threading.Lock()  # graphs are recorded one at a time, on a stream of their own
         self.recorder = self.open_stream()
         self.queues: Queues = Queues(lambda: CudaQueue(self))
-        self.spare = Spare(self.queues, MOST_SPARED)
+        self.spare: Spare = Spare(self.queues, MOST_SPARED)
         pool = _check(api.cuDeviceGetDefaultMemPool(self._device), "finding the memory pool")
         keep = api.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
         _check(api.cuMemPoolSetAttribute(pool, keep, api.cuuint64_t((1 << 64) - 1)), "setting up the memory pool")

@@ -77,7 +77,7 @@ class CudaQueue:
         self._enter, self._check, self._refuse = driver.enter, driver.check, driver.refuse
         self.handle = driver.open_stream()
         self.stream = int(self.handle)
-        self.order = Order(self, driver.queues)
+        self.order, self._spare = Order(self, driver.queues), driver.spare
         self._staging: tuple[int, Staging] | None = None  # for small copies, with the address of its memory
         self._staged = threading.Lock()  # a copy from it begins before the next place in it is taken
         self._pieces: list[Piece] = []  # that no result is copied to
@@ -135,14 +135,14 @@ class CudaQueue:
 
     def allocate(self, count: int) -> int:
         size = -(-(count or 1) // GRAIN) * GRAIN
-        found = self._driver.spare.take(self, size)
+        found = self._spare.take(self, size)
         return self._driver.allocate(self, size, count) if found is None else found
 
     def free(self, address: int, after: Sequence[Mark] = ()) -> None:
         """Keep memory for later; what is too much goes back to the driver."""
         if self._driver.lost is not None:
             return  # the memory is gone
-        gone = self._driver.spare.give(self, address, after)
+        gone = self._spare.give(self, address, after)
         if gone:
             self._driver.give_back(gone)
 

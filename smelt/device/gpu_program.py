@@ -30,7 +30,7 @@ from smelt.device.host_plan import PlanError, PlanProgram, Run, Sized
 from smelt.device.order import begin, crosses, end, hold
 from smelt.dtype import Array, ui8
 from smelt.errors import CancelledError, MemoryLimitError, RunError, SmeltError
-from smelt.guard import guard_results, open_guards
+from smelt.guard import Guard, guard_results, open_guards
 from smelt.shape import Shape
 from smelt.stop import Stop
 
@@ -290,7 +290,11 @@ class GpuBound:
             for result in done:
                 result.guard = None  # of an earlier call
                 result.forget_copy()
-        before = open_guards(given)
+        before: list[Guard] = []
+        for each in given:
+            if each.guard is not None:
+                before = open_guards(given)
+                break
         if before or notes is not None:
             judge = None if notes is None else partial(self._judge, known, notes)
             guard = guard_results(done, judge, before)

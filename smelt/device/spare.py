@@ -62,8 +62,10 @@ class Spare:
             size = self.sizes[address]
             if after:
                 self._late[queue].setdefault(size, deque()).append((address, after))
+            elif (ready := self._ready[queue].get(size)) is not None:
+                heappush(ready, address)
             else:
-                heappush(self._ready[queue].setdefault(size, []), address)
+                self._ready[queue][size] = [address]
             self.bytes += size
             gone: list[Freed] = []
             while self.bytes > self.most:
