@@ -66,16 +66,18 @@ def native(text: str, inputs: list[Any]) -> tuple[Any, Callable[[int], float], l
     launches = list(timed.launches)
 
     def seconds(times: int) -> float:
+        queue = driver.queues.current
+
         def work() -> None:
             for _ in range(times):
                 for given in launches:
-                    driver.launch(*given)
+                    queue.launch(*given)
 
-        graph = driver.record(work)
-        first = driver.event()
-        driver.replay(graph)
-        taken = driver.seconds(first, driver.event())
-        driver.forget(graph)
+        graph = queue.record(work)
+        first = queue.event()
+        queue.replay(graph)
+        taken = driver.seconds(first, queue.event())
+        queue.forget(graph)
         return float(taken) / times
 
     kept = [made, result, *inputs]  # memory that the launches use

@@ -73,8 +73,8 @@ def run_products(sizes: Sizes, batch: int, first: int, format: str) -> dict[str,
 
 def measure_product(row: Block, rows: int, depth: int, columns: int, seed: int) -> dict[str, Any]:
     import smelt
+    from bench.cuda_check import Timed
     from smelt.buffer import HostBuffer
-    from smelt.device import gpu_program
     from smelt.device.registry import find_device
     from smelt.engine.native import NativeEngine
     from smelt.weights import Weights
@@ -86,16 +86,9 @@ def measure_product(row: Block, rows: int, depth: int, columns: int, seed: int) 
     x = np.random.default_rng(seed).standard_normal((rows, depth), np.float32)
     weights = Weights.of({"w": HostBuffer.of(w)})
     bound = NativeEngine(device.target()).compile(program).prepare(weights)
-    launches: list[tuple[Any, ...]] = []
-    plain, gpu_program.GRAPHS = driver.launch, False
-
-    def launch(*given: Any, **more: Any) -> None:
-        plain(*given, **more)
-        launches.append(given)
-
-    driver.launch = launch
-    got = bound(smelt.platform("cuda", "native").put(HostBuffer.of(x)))[0].numpy()
-    driver.launch = plain
+    with Timed(driver) as timed:
+        got = bound(smelt.platform("cuda", "native").put(HostBuffer.of(x)))[0].numpy()
+    launches = timed.launches
     found: dict[str, Any] = {}
     if depth * columns <= CHECKED:
         want = np.asarray(NativeEngine().compile(program).prepare(weights)(x)[0])
@@ -107,28 +100,29 @@ def measure_product(row: Block, rows: int, depth: int, columns: int, seed: int) 
 def time_copies(driver: Any, launch: tuple[Any, ...], count: int) -> dict[str, Any]:
     """A launch again and again, each time by another copy of its weights: the argument that owns the most memory."""
     function, blocks, threads, arguments, *more = launch
-    held = getattr(driver, "_sizes", None) or {address: size for address, (_, size) in driver.held.items()}
+    queue, real = driver.queues.current, hasattr(driver, "spare")
+    held = driver.spare.sizes if real else {address: size for address, (_, size) in driver.held.items()}
     at = max((i for i, each in enumerate(arguments) if each in held), key=lambda i: held[arguments[i]])
-    size, real = held[arguments[at]], hasattr(driver, "_sizes")
+    size = held[arguments[at]]
     copies = [arguments[at]]
     while real and len(copies) * size < COPIES:
-        copies.append(driver.allocate(size))
-        driver.move(copies[-1], copies[0], size)
+        copies.append(queue.allocate(size))
+        queue.move(copies[-1], copies[0], size)
     times = max(len(copies), LEAST) if real else 1
 
     def work() -> None:
         for i in range(times):
             given = [*arguments[:at], copies[i % len(copies)], *arguments[at + 1 :]]
-            driver.launch(function, blocks, threads, given, *more)
+            queue.launch(function, blocks, threads, given, *more)
 
-    graph = driver.record(work)
+    graph = queue.record(work)
     seconds = []
     for _ in range(4):
-        start = driver.event()
-        driver.replay(graph)
-        seconds.append(driver.seconds(start, driver.event()) / times)
-    driver.forget(graph)
+        start = queue.event()
+        queue.replay(graph)
+        seconds.append(driver.seconds(start, queue.event()) / times)
+    queue.forget(graph)
     for each in copies[1:]:
-        driver.free(each)
+        queue.free(each)
     best = min(seconds[1:])
     return {"us": 1e6 * best, "TB/s": count / best / 1e12 if best else 0.0, "MB": count / 1e6}

@@ -44,43 +44,44 @@ STREAM_VARIANTS = (2, 3, 4)  # where the copy engine reads weights: blocks of a 
 
 
 class Timed:
-    """Remembers the launches of a driver, without graphs; then each is timed as a graph that holds it many times.
+    """Remembers the launches of a device, without graphs; then each is timed as a graph that holds it many times.
 
     An event pair around one launch would measure how long the host takes to launch it.
     """
 
     def __init__(self, driver: Any, times: int = 20) -> None:
-        self.driver, self.plain, self.graphs = driver, driver.launch, gpu_program.GRAPHS
+        self.driver, self.queue_type, self.graphs = driver, type(driver.queues.first), gpu_program.GRAPHS
+        self.plain = self.queue_type.launch
         self.times = 1 if hasattr(driver, "replays") else times  # the emulator is slow
         self.launches: list[tuple[Any, ...]] = []
 
     def __enter__(self) -> Timed:
-        def launch(*given: Any, **more: Any) -> None:
-            self.plain(*given, **more)
+        def launch(queue: Any, *given: Any, **more: Any) -> None:
+            self.plain(queue, *given, **more)
             self.launches.append(given)
 
-        self.driver.launch = launch
+        self.queue_type.launch = launch
         gpu_program.GRAPHS = False
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.driver.launch = self.plain
+        self.queue_type.launch = self.plain
         gpu_program.GRAPHS = self.graphs
 
     def _seconds(self, given: tuple[Any, ...]) -> float:
-        driver = self.driver
+        queue = self.driver.queues.current
 
         def work() -> None:
             for _ in range(self.times):
-                driver.launch(*given)
+                queue.launch(*given)
 
-        driver.launch = self.plain
-        graph = driver.record(work)
-        driver.replay(graph)
-        first = driver.event()
-        driver.replay(graph)
-        seconds = driver.seconds(first, driver.event()) / self.times
-        driver.forget(graph)
+        self.queue_type.launch = self.plain
+        graph = queue.record(work)
+        queue.replay(graph)
+        first = queue.event()
+        queue.replay(graph)
+        seconds = self.driver.seconds(first, queue.event()) / self.times
+        queue.forget(graph)
         return float(seconds)
 
     def kernels(self, most: int = 12) -> list[dict[str, Any]]:
@@ -213,10 +214,10 @@ def overlap(options: argparse.Namespace) -> dict[str, Any]:
         made = NativeEngine(device.target()).compile(parse(text)).prepare(weights)
         last = [made(x)[0] for _ in range(4)][-1]
         digests.add(last.numpy().tobytes())
-        first = driver.event()
+        first = driver.queues.current.event()
         for _ in range(REPEATS):
             last = made(x)[0]
-        second = driver.event()
+        second = driver.queues.current.event()
         seconds = driver.seconds(first, second) / REPEATS
         found["dependent" if on else "in order"] = {"seconds": seconds}
     return {**found, "same bits": len(digests) == 1}

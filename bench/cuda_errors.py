@@ -44,7 +44,7 @@ def launch(name: str, argument: int) -> None:
 
     device: Any = find_device("cuda")
     module = device.driver.load(compile_cuda(SOURCE, device.target().name))
-    device.driver.launch(device.driver.function(module, name), 1, 1, [argument])
+    device.driver.queues.current.launch(device.driver.function(module, name), 1, 1, [argument])
 
 
 # ---- cases: each raises ----

@@ -96,19 +96,20 @@ def measure(step: Any, wait: Any, count: int, driver: Any, batch: int, moved: in
 
 def graph_seconds(step: Any, wait: Any, driver: Any) -> dict[str, Any]:
     """Seconds of each graph of a step on the device, from its start to its end: without the host's share."""
-    plain, marks = driver.replay, []
+    kind, marks = type(driver.queues.first), []
+    plain = kind.replay
 
-    def replay(graph: Any) -> None:
-        first = driver.event()
-        plain(graph)
-        marks.append((first, driver.event()))
+    def replay(queue: Any, graph: Any) -> None:
+        first = queue.event()
+        plain(queue, graph)
+        marks.append((first, queue.event()))
 
-    driver.replay = replay
+    kind.replay = replay
     try:
         for _ in range(4):
             step()
     finally:
-        driver.replay = plain
+        kind.replay = plain
     wait()
     seconds = [driver.seconds(*pair) for pair in marks]
     return {"replays": len(seconds) / 4, "seconds": sum(seconds) / 4}

@@ -63,18 +63,18 @@ def measure_copies(count: int, folder: Path) -> dict[str, float]:
     """GB/s of each way to the GPU."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from smelt.device import cuda_driver
+    from smelt.device import cuda_queue
     from smelt.device.pinned import CHUNK, THREADS
     from smelt.device.registry import find_device
 
-    driver = find_device("cuda").driver  # type: ignore[attr-defined]
+    queue = find_device("cuda").driver.queues.current  # type: ignore[attr-defined]
     path, block = folder / "weights", np.random.default_rng(0).integers(0, 256, CHUNK, np.uint8)
     count = count // CHUNK * CHUNK
     with path.open("wb") as file:
         for _ in range(count // CHUNK):
             file.write(block.tobytes())
     mapped = np.memmap(path, np.uint8, "r")
-    address = driver.allocate(count)
+    address = queue.allocate(count)
 
     def read(part: Any, start: int) -> None:
         with path.open("rb", buffering=0) as file:
@@ -88,30 +88,30 @@ def measure_copies(count: int, folder: Path) -> dict[str, float]:
             list(pool.map(lambda i: read(parts[i % THREADS], starts[i]), range(len(starts))))
 
     def plain() -> None:
-        usual, cuda_driver.LARGE = cuda_driver.LARGE, 1 << 60
-        driver.upload(address, mapped)
-        cuda_driver.LARGE = usual
+        usual, cuda_queue.LARGE = cuda_queue.LARGE, 1 << 60
+        queue.upload(address, mapped)
+        cuda_queue.LARGE = usual
 
     ways: dict[str, Callable[[], object]] = {
-        "pinned memory alone": lambda: driver.fill(address, count, lambda part, start: None),
+        "pinned memory alone": lambda: queue.fill(address, count, lambda part, start: None),
         "reading the file alone": read_all,
-        "the file": lambda: driver.fill(address, count, read),
-        "a mapped array": lambda: driver.upload(address, mapped),
+        "the file": lambda: queue.fill(address, count, read),
+        "a mapped array": lambda: queue.upload(address, mapped),
         "an ordinary copy": plain,
     }
     found = {}
     for name, work in ways.items():
         work()  # once to warm up
-        driver.wait()
+        queue.wait()
         begin = time.perf_counter()
         work()
-        driver.wait()
+        queue.wait()
         found[name] = count / (time.perf_counter() - begin) / 1e9
         print(f"{name}: {found[name]:.1f} GB/s", flush=True)
     probe = np.empty(CHUNK, np.uint8)
-    driver.download(probe, address + count - CHUNK)
+    queue.download(probe, address + count - CHUNK)
     assert np.array_equal(probe, block), "the bytes are those of the file"
-    driver.free(address)
+    queue.free(address)
     return found
 
 

@@ -67,16 +67,17 @@ def measure_gpu() -> dict[str, Any]:
         call = microseconds(partial(made, *inputs), driver.wait)
         waited = microseconds(partial(_call_and_wait, made, inputs))
         (graph,) = {each.whole for each in made._bound._graphs.values()}  # type: ignore[union-attr]
-        first = driver.event()
+        queue = driver.queues.current
+        first = queue.event()
         for _ in range(BATCH):
-            driver.replay(graph)
-        kernels = 1e6 * driver.seconds(first, driver.event()) / BATCH
-        launch = microseconds(partial(driver.replay, graph), driver.wait)
-        through = partial(driver._cuda.cuGraphLaunch, driver._cuda.CUgraphExec(graph), driver._stream)
+            queue.replay(graph)
+        kernels = 1e6 * driver.seconds(first, queue.event()) / BATCH
+        launch = microseconds(partial(queue.replay, graph), driver.wait)
+        through = partial(driver.api.cuGraphLaunch, driver.api.CUgraphExec(graph), queue.handle)
         found[name] = {
             "call": call, "waited": waited, "kernels": kernels, "launch": launch,
             "launch through cuda-bindings": microseconds(through, driver.wait),
-            "allocate": microseconds(lambda: driver.free(driver.allocate(1024))), "python": call - launch,
+            "allocate": microseconds(lambda queue=queue: queue.free(queue.allocate(1024))), "python": call - launch,
         }  # fmt: skip
     return found
 
@@ -91,7 +92,7 @@ def measure_host() -> dict[str, Any]:
         def allocate(self, count: int) -> int:
             return 4096
 
-        def free(self, address: int) -> None: ...
+        def free(self, address: int, after: Any = ()) -> None: ...
 
         def replay(self, graph: Any) -> None: ...
 

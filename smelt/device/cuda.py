@@ -13,8 +13,8 @@ import json
 import math
 import re
 import struct
-import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from smelt.device.cuda_errors import explain_version
 from smelt.device.cuda_peak import Meter, tensor_gflops
 from smelt.device.entry import Entry
 from smelt.device.gpu_buffer import Block, GpuBuffer
-from smelt.device.gpu_program import GpuAccount, GpuProgram
+from smelt.device.gpu_program import GpuAccount, GpuProgram, Loaded
 from smelt.device.host_plan import PlanProgram, list_launches
 from smelt.device.runtime import ABI
 from smelt.device.step_log import EventLog
@@ -111,7 +111,9 @@ class Module:
         if not (runs or ptx):
             got = "sm_{}{}".format(*driver.capability)
             raise DeviceError("the code has no PTX for later chips", expected=self.machine, got=got, remedy=REMEDY)
-        self._modules = [driver.load(image) for image in (cubins if runs else ptx)]
+        self._images = cubins if runs else ptx
+        self._modules = self._load()
+        self.loaded = Loaded(lambda: partial(self.find, modules=self._load()))
 
     def _check_shared_memory(self, needed: int) -> None:
         """Chips of one generation differ in it."""
@@ -123,8 +125,11 @@ class Module:
                 remedy=REMEDY,
             )
 
-    def find(self, name: str) -> Any:
-        for module in self._modules:
+    def _load(self) -> list[Any]:
+        return [self.driver.load(image) for image in self._images]
+
+    def find(self, name: str, modules: Sequence[Any] | None = None) -> Any:
+        for module in self._modules if modules is None else modules:
             found = self.driver.function(module, name)
             if found is not None:
                 return found
@@ -147,7 +152,6 @@ class Cuda(Device):
     def __init__(self, number: int = 0) -> None:
         self.name = f"cuda:{number}" if number else "cuda"
         self.number = number
-        self.lock = threading.Lock()
 
     def missing(self) -> str | None:
         """Code that is compiled already needs the driver alone."""
@@ -304,7 +308,7 @@ class Cuda(Device):
             code, here = next((pair for pair in pairs if pair[0] != pair[1]), ("", ""))
             raise DeviceError("the code does not match its description", expected=code, got=here, remedy=REMEDY)
         module.plans[entry.name] = PlanProgram(plan, module.find)
-        return GpuProgram(self.driver, module.plans[entry.name], entry, constants, self.lock)
+        return GpuProgram(self.driver, module.plans[entry.name], entry, constants, module.loaded)
 
     def exported_array(self, module: Module, name: str, count: int) -> Array:
         raise UnsupportedError("kernels of a GPU have no tunables of run time", remedy='device="cpu"')
@@ -322,7 +326,7 @@ class Cuda(Device):
     def allocate(self, wanted: Sequence[tuple[np.dtype[Any], tuple[int, ...]]]) -> Arrays:
         sizes = [math.prod(shape) * kind.itemsize for kind, shape in wanted]
         starts = [0, *itertools.accumulate(-(-size // ALIGN) * ALIGN for size in sizes)]
-        block = Block(self.driver, starts[-1])
+        block = Block(self.driver.queues.current, starts[-1])
         shapes = [Shape.of(dtype(kind), shape) for kind, shape in wanted]
         return tuple(GpuBuffer(self.driver, shape, block, at) for shape, at in zip(shapes, starts, strict=False))
 

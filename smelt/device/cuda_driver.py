@@ -1,5 +1,5 @@
-"""NVIDIA's driver through `cuda-bindings` (extra `cuda`): one device, its primary context, one stream for all work, and
-one to record graphs on.
+"""NVIDIA's driver through `cuda-bindings` (extra `cuda`): one device, its primary context and its memory. `cuda_queue`
+has its streams.
 
 Everything is imported when it is first used. What the driver refuses becomes a DeviceError or RunError with a remedy.
 """
@@ -9,26 +9,23 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
-from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
 
 from smelt.buffer import bytes_text
 from smelt.device.cuda_errors import DRIVER, FATAL, explain, explain_setup, explain_version, lost_device, short_name
-from smelt.device.pinned import BUFFERS, CHUNK, HALF, Read, Ring, Staging
-from smelt.dtype import Array
+from smelt.device.cuda_queue import CudaQueue, Event
+from smelt.device.order import Queues
+from smelt.device.pinned import BUFFERS, CHUNK, Ring
+from smelt.device.spare import Freed, Spare
 from smelt.errors import DeviceError, SmeltError
 
 EXTRA = 'pip install "smelt[cuda]"'
-GRAIN, MOST_SPARED = 512, 1 << 30  # bytes: sizes are multiples, and the most freed memory that is kept
-LARGE = 32 << 20  # bytes from which on a copy to the device takes pinned memory,
-SMALL = 32 << 10  # and up to which: a copy of ordinary memory may wait for the work before it
-PIECE, PIECES = 4 << 10, 64  # bytes of pinned memory for a result, and how many are allocated at once
-MEMORY_TYPE = 2  # an attribute of memory that the driver knows
-LEGACY = 1  # the default stream that all threads share
+MOST_SPARED = 1 << 30  # bytes: the most freed memory that is kept
+UNTIMED = 2  # a flag of events
 ALWAYS = 48 << 10  # bytes of shared memory that a launch may take without asking
 
 
@@ -85,45 +82,8 @@ def _direct_calls() -> ctypes.CDLL:
     library.cuMemcpyDtoHAsync_v2.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p]
     library.cuEventRecord.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     library.cuEventSynchronize.argtypes = [ctypes.c_void_p]
+    library.cuStreamWaitEvent.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint]
     return library
-
-
-class Event:
-    """A mark in the stream, destroyed after its last user."""
-
-    __slots__ = ("_cuda", "handle")
-
-    def __init__(self, cuda: Any, handle: Any) -> None:
-        self._cuda, self.handle = cuda, handle
-
-    def __del__(self) -> None:
-        if not sys.is_finalizing():
-            self._cuda.cuEventDestroy(self.handle)
-
-
-class Piece:
-    """Pinned memory that a small result is copied to, and the event behind that copy."""
-
-    __slots__ = ("address", "event", "handle")
-
-    def __init__(self, address: int, event: Event) -> None:
-        self.address, self.event, self.handle = address, event, int(event.handle)
-
-
-class Download:
-    """A copy of a result to a piece that has begun. The piece is free afterwards, and where nothing waits for the copy:
-    a later one into it comes behind this one."""
-
-    __slots__ = ("_array", "_driver", "_piece")
-
-    def __init__(self, driver: CudaDriver, piece: Piece, array: Array) -> None:
-        self._driver, self._piece, self._array = driver, piece, array
-
-    def __call__(self) -> None:
-        self._driver.read_piece(self._piece, self._array)
-
-    def __del__(self) -> None:
-        self._driver.free_piece(self._piece)
 
 
 class CudaDriver:
@@ -137,37 +97,38 @@ class CudaDriver:
             raise DeviceError("no such CUDA device", expected=f"cuda:0 … cuda:{count() - 1}", got=f"cuda:{number}")
         self.number = number
         self.lost: SmeltError | None = None  # how
-        self._cuda = api = _api()
+        self.api = api = _api()
         self._device = _check(api.cuDeviceGet(number), "opening the device")
         self._context = _check(api.cuDevicePrimaryCtxRetain(self._device), "opening a context")
-        self._local = threading.local()
-        self._overlaps = self.capability >= (9, 0)
+        self.local = threading.local()  # whether a thread has the context, and whether it records a graph
+        self.overlaps = self.capability >= (9, 0)
         self._shared: dict[int, int] = {}  # that a function may take, by its address
-        self._lock = threading.RLock()  # a buffer may be freed by the garbage collector, in the middle of a call
-        self._sizes: dict[int, int] = {}  # of memory, by its address
-        self._spare: dict[int, list[int]] = {}  # freed memory, by its size: heaps
-        self._spared = 0  # bytes of it
-        self._kept: list[tuple[Event, Any]] = []  # objects of other libraries that running work reads
         self._ring: Ring | None = None  # for large copies
-        self._staging: tuple[int, Staging] | None = None  # for small ones, with the address of its memory
-        self._pieces: list[Piece] = []  # that no result is copied to
-        self._enter()
-        flags = api.CUstream_flags.CU_STREAM_NON_BLOCKING.value
-        self._stream, self._recorder = (_check(api.cuStreamCreate(flags), "opening a stream") for _ in range(2))
-        self._stream_address, self._fast = int(self._stream), _direct_calls()
+        self._events: list[Any] = []  # handles that no mark uses
+        self.enter()
+        self.direct = _direct_calls()
+        self.recording = threading.Lock()  # graphs are recorded one at a time, on a stream of their own
+        self.recorder = self.open_stream()
+        self.queues: Queues = Queues(lambda: CudaQueue(self))
+        self.spare: Spare = Spare(self.queues, MOST_SPARED)
         pool = _check(api.cuDeviceGetDefaultMemPool(self._device), "finding the memory pool")
         keep = api.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
         _check(api.cuMemPoolSetAttribute(pool, keep, api.cuuint64_t((1 << 64) - 1)), "setting up the memory pool")
 
-    def _enter(self) -> None:
+    def open_stream(self) -> Any:
+        self.enter()
+        flags = self.api.CUstream_flags.CU_STREAM_NON_BLOCKING.value
+        return self.check(self.api.cuStreamCreate(flags), "opening a stream")
+
+    def enter(self) -> None:
         """Make the context this thread's own. Raises where the device was lost."""
         if self.lost is not None:
             raise lost_device(self.lost)
-        if not getattr(self._local, "entered", False):
-            self._check(self._cuda.cuCtxSetCurrent(self._context), "entering the context")
-            self._local.entered = True
+        if not getattr(self.local, "entered", False):
+            self.check(self.api.cuCtxSetCurrent(self._context), "entering the context")
+            self.local.entered = True
 
-    def _check(self, answer: tuple[Any, ...], what: str) -> Any:
+    def check(self, answer: tuple[Any, ...], what: str) -> Any:
         """The result of a call, or an error. A lost device is remembered."""
         try:
             return _check(answer, what)
@@ -176,21 +137,20 @@ class CudaDriver:
                 self.lost = error
             raise
 
-    @property
-    def _here(self) -> Any:
-        """The stream for kernels and copies of this thread: while it records a graph, one that no other thread uses."""
-        return self._recorder if getattr(self._local, "records", False) else self._stream
+    def refuse(self, status: int, what: str) -> None:
+        """The error of a direct call to the driver library."""
+        self.check((self.api.CUresult(status),), what)
 
     # -- facts --
 
     @property
     def name(self) -> str:
-        raw: bytes = self._check(self._cuda.cuDeviceGetName(128, self._device), "asking for the name")
+        raw: bytes = self.check(self.api.cuDeviceGetName(128, self._device), "asking for the name")
         return raw.split(b"\0")[0].decode()
 
     def attribute(self, name: str) -> int:
-        wanted = getattr(self._cuda.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
-        return int(self._check(self._cuda.cuDeviceGetAttribute(wanted, self._device), "asking for an attribute"))
+        wanted = getattr(self.api.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(self.check(self.api.cuDeviceGetAttribute(wanted, self._device), "asking for an attribute"))
 
     @property
     def capability(self) -> tuple[int, int]:
@@ -199,93 +159,53 @@ class CudaDriver:
     @property
     def memory(self) -> tuple[int, int]:
         """(free, all) bytes."""
-        self._enter()
-        status, free, total = self._cuda.cuMemGetInfo()
-        self._check((status,), "asking for the memory")
+        self.enter()
+        status, free, total = self.api.cuMemGetInfo()
+        self.check((status,), "asking for the memory")
         return int(free), int(total)
 
     # -- code --
 
     def load(self, code: bytes) -> Any:
-        self._enter()
-        return self._check(self._cuda.cuModuleLoadData(code), "loading the code")
+        self.enter()
+        return self.check(self.api.cuModuleLoadData(code), "loading the code")
 
     def function(self, module: Any, name: str) -> Any:
-        self._enter()
-        answer = self._cuda.cuModuleGetFunction(module, name.encode())
-        return None if short_name(answer[0]) == "NOT_FOUND" else self._check(answer, "finding a kernel")
+        self.enter()
+        answer = self.api.cuModuleGetFunction(module, name.encode())
+        return None if short_name(answer[0]) == "NOT_FOUND" else self.check(answer, "finding a kernel")
 
-    def launch(
-        self,
-        function: Any,
-        blocks: int,
-        threads: int,
-        arguments: Sequence[int],
-        shared: int = 0,
-        *,
-        overlap: bool = False,
-    ) -> None:
-        self._enter()
-        if shared > ALWAYS and self._shared.get(int(function), 0) < shared:
-            most = self._cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            self._check(self._cuda.cuFuncSetAttribute(function, most, shared), f"{shared} bytes of shared memory")
-            self._shared[int(function)] = shared
-        values = np.array(arguments, np.int64)
-        table = values.ctypes.data + 8 * np.arange(len(arguments), dtype=np.int64)
-        sizes = (blocks, 1, 1, threads, 1, 1, shared)
-        if overlap and self._overlaps:
-            config = self._overlapping(*sizes)
-            self._check(self._cuda.cuLaunchKernelEx(config, function, int(table.ctypes.data), 0), "a launch")
-        else:
-            self._check(self._cuda.cuLaunchKernel(function, *sizes, self._here, int(table.ctypes.data), 0), "a launch")
-
-    def _overlapping(self, *sizes: int) -> Any:
-        """The configuration of a launch that may begin before the one in front of it ends."""
-        api = self._cuda
-        value = api.CUlaunchAttributeValue()
-        value.programmaticStreamSerializationAllowed = 1
-        attribute = api.CUlaunchAttribute()
-        attribute.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        attribute.value = value
-        config = api.CUlaunchConfig()
-        names = ("gridDimX", "gridDimY", "gridDimZ", "blockDimX", "blockDimY", "blockDimZ", "sharedMemBytes")
-        for name, size in zip(names, sizes, strict=True):
-            setattr(config, name, size)
-        config.hStream, config.attrs, config.numAttrs = self._here, [attribute], 1
-        return config
+    def allow_shared(self, function: Any, count: int) -> None:
+        """Let blocks of a kernel take shared memory."""
+        if count > ALWAYS and self._shared.get(int(function), 0) < count:
+            most = self.api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            self.check(self.api.cuFuncSetAttribute(function, most, count), f"{count} bytes of shared memory")
+            self._shared[int(function)] = count
 
     def describe(self, function: Any) -> dict[str, Any]:
         """The name of a kernel, and what a thread and a block of it take."""
-        self._enter()
-        kinds = self._cuda.CUfunction_attribute
+        self.enter()
+        kinds = self.api.CUfunction_attribute
         wanted = {"registers": "NUM_REGS", "spilled": "LOCAL_SIZE_BYTES", "shared": "SHARED_SIZE_BYTES"}
         found: dict[str, Any] = {
             name: int(
-                self._check(self._cuda.cuFuncGetAttribute(getattr(kinds, f"CU_FUNC_ATTRIBUTE_{each}"), function), name)
+                self.check(self.api.cuFuncGetAttribute(getattr(kinds, f"CU_FUNC_ATTRIBUTE_{each}"), function), name)
             )
             for name, each in wanted.items()
         }
-        name = self._check(self._cuda.cuFuncGetName(function), "asking for a name")
+        name = self.check(self.api.cuFuncGetName(function), "asking for a name")
         return {"name": name.decode() if isinstance(name, bytes) else str(name), **found}
 
     # -- memory --
 
-    def allocate(self, count: int) -> int:
-        """Freed memory of the same size comes first, by address: calls that come again then have the addresses of
-        earlier ones, and replay their graphs. All work is on one stream, so it is in order."""
-        size = -(-(count or 1) // GRAIN) * GRAIN
-        with self._lock:
-            spare = self._spare.get(size)
-            if spare:
-                self._spared -= size
-                return heappop(spare)
-        self._enter()
-        answer = self._cuda.cuMemAllocAsync(size, self._stream)
-        if short_name(answer[0]) == "OUT_OF_MEMORY" and self._release():
-            answer = self._cuda.cuMemAllocAsync(size, self._stream)
-        address = int(self._check(answer, self._describe_request(count)))
-        with self._lock:
-            self._sizes[address] = size
+    def allocate(self, queue: CudaQueue, size: int, count: int) -> int:
+        """Memory of a size that is not spare."""
+        self.enter()
+        answer = self.api.cuMemAllocAsync(size, queue.handle)
+        if short_name(answer[0]) == "OUT_OF_MEMORY" and self.release():
+            answer = self.api.cuMemAllocAsync(size, queue.handle)
+        address = int(self.check(answer, self._describe_request(count)))
+        self.spare.add(address, size)
         return address
 
     def _describe_request(self, count: int) -> str:
@@ -294,226 +214,63 @@ class CudaDriver:
         free, total = self.memory
         return f"{bytes_text(count)}, where {bytes_text(free)} of {bytes_text(total)} are free"
 
-    def free(self, address: int) -> None:
-        """Keep memory for later; what is too much goes back to the driver, large blocks first."""
-        if self.lost is not None:
-            return  # the memory is gone
-        with self._lock:
-            size = self._sizes[address]
-            heappush(self._spare.setdefault(size, []), address)
-            self._spared += size
-            gone = []
-            while self._spared > MOST_SPARED:
-                largest = max(each for each, spare in self._spare.items() if spare)
-                self._spared -= largest
-                gone.append(self._spare[largest].pop())
-                del self._sizes[gone[-1]]
-        for each in gone:
-            self._enter()
-            self._check(self._cuda.cuMemFreeAsync(each, self._stream), "freeing memory")
-
-    def _release(self) -> bool:
+    def release(self) -> bool:
         """Return spare memory to the driver; whether there was some."""
-        with self._lock:
-            found = [address for spare in self._spare.values() for address in spare]
-            self._spare, self._spared = {}, 0
-            for address in found:
-                del self._sizes[address]
-        self._enter()
-        for address in found:
-            self._check(self._cuda.cuMemFreeAsync(address, self._stream), "freeing memory")
+        found = self.spare.clear()
+        self.give_back(found)
         return bool(found)
 
-    def upload(self, address: int, array: Array) -> None:
-        if array.nbytes >= LARGE:
-            source = array.reshape(-1).view(np.uint8)
-            self.fill(address, array.nbytes, lambda part, start: np.copyto(part, source[start : start + part.size]))
-        elif 0 < array.nbytes <= SMALL:
-            self._upload_small(address, array)
-        elif array.nbytes:
-            self._enter()
-            self._check(self._cuda.cuMemcpyHtoDAsync(address, array.ctypes.data, array.nbytes, self._stream), "a copy")
-            if self._is_pinned(array.ctypes.data):
-                self.wait()
+    def give_back(self, freed: Sequence[Freed]) -> None:
+        """Return memory to the driver, which gives it to any queue in the right order."""
+        for queue, address, marks in freed:
+            assert isinstance(queue, CudaQueue)
+            self.enter()
+            with self.queues.lock:
+                for mark in marks:
+                    queue.order.await_mark(mark)
+            self.check(self.api.cuMemFreeAsync(address, queue.handle), "freeing memory")
 
-    def _upload_small(self, address: int, array: Array) -> None:
-        """Through pinned memory: work that runs on the device goes on, and so does the caller."""
-        self._enter()
-        with self._lock:
-            if self._staging is None:
-                self._staging = self._pin(2 * HALF), Staging(self.event, self._await_event)
-            first, staging = self._staging
-            place = first + staging.take(array.nbytes)
-            ctypes.memmove(place, array.ctypes.data, array.nbytes)
-            status = self._fast.cuMemcpyHtoDAsync_v2(address, place, array.nbytes, self._stream_address)
-        if status:
-            self._refuse(status, "a copy")
-
-    def _pin(self, count: int) -> int:
+    def pin(self, count: int) -> int:
         """Pinned memory costs time, so it stays."""
-        return int(self._check(self._cuda.cuMemHostAlloc(count, 0), "pinned memory"))
-
-    def _is_pinned(self, address: int) -> bool:
-        """Whether the device reads host memory itself, after the call that asks for a copy: another library pinned it.
-        The driver copies ordinary memory before that call returns."""
-        kind = ctypes.c_uint()
-        return not self._fast.cuPointerGetAttribute(ctypes.byref(kind), MEMORY_TYPE, address)
-
-    def fill(self, address: int, count: int, read: Read) -> None:
-        self._enter()
-        with self._lock:
-            self._ring = self._ring or self._make_ring()
-        self._ring.copy(address, count, read)
-
-    def _make_ring(self) -> Ring:
-        first = self._pin(BUFFERS * CHUNK)
-        pinned = np.ctypeslib.as_array((ctypes.c_uint8 * (BUFFERS * CHUNK)).from_address(first))
-        return Ring([*pinned.reshape(BUFFERS, CHUNK)], self._send, self._await_event)
-
-    def _send(self, address: int, part: Array, count: int) -> Event:
-        self._enter()
-        self._check(self._cuda.cuMemcpyHtoDAsync(address, part.ctypes.data, count, self._stream), "a copy")
-        return self.event()
-
-    def _await_event(self, event: Event) -> None:
-        self._enter()
-        self._check(self._cuda.cuEventSynchronize(event.handle), "a copy")
-
-    def download(self, array: Array, address: int) -> None:
-        self._enter()
-        if array.nbytes:
-            self._check(self._cuda.cuMemcpyDtoHAsync(array.ctypes.data, address, array.nbytes, self._stream), "a copy")
-        self.wait()
-
-    def begin_download(self, array: Array, address: int) -> Callable[[], None]:
-        if not 0 < array.nbytes <= PIECE:  # rare, and a copy to ordinary memory waits anyway
-            self.download(array, address)
-            return lambda: None
-        self._enter()
-        with self._lock:
-            if not self._pieces:
-                first = self._pin(PIECES * PIECE)
-                self._pieces += [Piece(first + i * PIECE, self._new_event()) for i in range(PIECES)]
-            piece = self._pieces.pop()
-        copied = self._fast.cuMemcpyDtoHAsync_v2(piece.address, address, array.nbytes, self._stream_address)
-        if status := copied or self._fast.cuEventRecord(piece.handle, self._stream_address):
-            self._refuse(status, "a copy")
-        return Download(self, piece, array)
-
-    def read_piece(self, piece: Piece, array: Array) -> None:
-        """The bytes of a piece, once they are there."""
-        self._enter()
-        status = self._fast.cuEventSynchronize(piece.handle)
-        if status:
-            self._refuse(status, "a run")
-        ctypes.memmove(array.ctypes.data, piece.address, array.nbytes)
-
-    def free_piece(self, piece: Piece) -> None:
-        self._pieces.append(piece)
-
-    def move(self, target: int, source: int, count: int) -> None:
-        self._enter()
-        self._check(self._cuda.cuMemcpyDtoDAsync(target, source, count, self._here), "a copy")
-
-    def clear(self, address: int, count: int) -> None:
-        self._enter()
-        self._check(self._cuda.cuMemsetD8Async(address, 0, count, self._stream), "clearing memory")
-
-    def wait(self) -> None:
-        self._enter()
-        status = self._fast.cuStreamSynchronize(self._stream_address)
-        if status:
-            self._refuse(status, "a run")
-
-    def _refuse(self, status: int, what: str) -> None:
-        """The error of a direct call to the driver library."""
-        self._check((self._cuda.CUresult(status),), what)
-
-    # -- graphs --
-
-    def record(self, work: Callable[[], None]) -> Any:
-        self._enter()
-        mode = self._cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-        self._check(self._cuda.cuStreamBeginCapture(self._recorder, mode), "recording a graph")
-        self._local.records = True
-        try:
-            work()
-        finally:
-            self._local.records = False
-            answer = self._cuda.cuStreamEndCapture(self._recorder)
-        graph = self._check(answer, "recording a graph")
-        made = self._check(self._cuda.cuGraphInstantiate(graph, 0), "making a graph")
-        self._check(self._cuda.cuGraphDestroy(graph), "making a graph")
-        return int(made)
-
-    def replay(self, graph: int) -> None:
-        """The one call of the driver in a call of a recorded program."""
-        self._enter()
-        status = self._fast.cuGraphLaunch(graph, self._stream_address)
-        if status:
-            self._refuse(status, "launching a graph")
-
-    def forget(self, graph: int) -> None:
-        if self.lost is not None:
-            return
-        self._enter()
-        self._check(self._cuda.cuGraphExecDestroy(graph), "freeing a graph")
-
-    # -- other libraries --
+        return int(self.check(self.api.cuMemHostAlloc(count, 0), "pinned memory"))
 
     @property
-    def stream(self) -> int | None:
-        return self._stream_address
+    def ring(self) -> Ring:
+        with self.queues.lock:
+            self._ring = self._ring or self._make_ring()
+        return self._ring
 
-    def hand_over(self, stream: int | None) -> None:
-        mine = self.event()
-        self._check(self._cuda.cuStreamWaitEvent(LEGACY if stream is None else stream, mine.handle, 0), "an export")
+    def _make_ring(self) -> Ring:
+        first = self.pin(BUFFERS * CHUNK)
+        pinned = np.ctypeslib.as_array((ctypes.c_uint8 * (BUFFERS * CHUNK)).from_address(first))
+        return Ring([*pinned.reshape(BUFFERS, CHUNK)], self.await_event)
 
-    def follow(self, stream: int | None) -> None:
-        if self.lost is not None:
-            return
-        self._enter()
-        theirs = self._new_event()
-        where = LEGACY if stream is None else stream
-        self._check(self._cuda.cuEventRecord(theirs.handle, where), "recording an event")
-        self._check(self._cuda.cuStreamWaitEvent(self._stream, theirs.handle, 0), "an import")
+    # -- events --
 
-    def keep_until_done(self, owner: Any) -> None:
-        if self.lost is not None:
-            return
-        self._kept = [(event, each) for event, each in self._kept if not self.is_done(event)]
-        self._kept.append((self.event(), owner))
+    def new_event(self, *, is_timed: bool = True) -> Event:
+        """One whose time does not count may be another's afterwards."""
+        self.enter()
+        if is_timed:
+            return Event(self.api, self.check(self.api.cuEventCreate(0), "making an event"))
+        try:
+            handle = self._events.pop()
+        except IndexError:
+            handle = self.check(self.api.cuEventCreate(UNTIMED), "making an event")
+        return Event(self.api, handle, self._events)
 
-    # -- time --
-
-    def _new_event(self) -> Event:
-        return Event(self._cuda, self._check(self._cuda.cuEventCreate(0), "making an event"))
-
-    def event(self) -> Event:
-        """A mark in the stream."""
-        self._enter()
-        made = self._new_event()
-        if getattr(self._local, "records", False):
-            external = self._cuda.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL.value
-            answer = self._cuda.cuEventRecordWithFlags(made.handle, self._recorder, external)
-        else:
-            answer = self._cuda.cuEventRecord(made.handle, self._stream)
-        self._check(answer, "recording an event")
-        return made
-
-    def is_done(self, event: Event) -> bool:
-        self._enter()
-        answer = self._cuda.cuEventQuery(event.handle)
-        if short_name(answer[0]) == "NOT_READY":
-            return False
-        self._check(answer, "a run")
-        return True
+    def await_event(self, event: Event) -> None:
+        self.enter()
+        self.check(self.api.cuEventSynchronize(event.handle), "a copy")
 
     def seconds(self, first: Event, second: Event) -> float:
-        """The time between two marks, once both are reached."""
-        self._check(self._cuda.cuEventSynchronize(second.handle), "waiting for an event")
-        taken = self._check(self._cuda.cuEventElapsedTime(first.handle, second.handle), "asking for a time")
+        """The time between two events, once both are reached."""
+        self.check(self.api.cuEventSynchronize(second.handle), "waiting for an event")
+        taken = self.check(self.api.cuEventElapsedTime(first.handle, second.handle), "asking for a time")
         return 1e-3 * float(taken)
+
+    def wait(self) -> None:
+        for queue in list(self.queues.all):
+            queue.wait()
 
 
 @cache

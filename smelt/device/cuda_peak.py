@@ -75,7 +75,8 @@ class Meter:
         self._fma, self._read = (driver.function(module, f"smelt_peak_{name}") for name in ("fma", "read"))
         self._blocks = PER_CORE * driver.attribute("MULTIPROCESSOR_COUNT")
         self._footprints = [each for each in FOOTPRINTS if each <= most]
-        self._data, self._out = Block(driver, self._footprints[-1]), Block(driver, 16)
+        self._queue = driver.queues.current
+        self._data, self._out = Block(self._queue, self._footprints[-1]), Block(self._queue, 16)
         self._times: dict[str, int] = {}
         self._best: dict[str, float] = {}
         self._flops: list[float] = []
@@ -102,9 +103,9 @@ class Meter:
         function = self._fma if name == "fma" else self._read
         while True:
             times = self._times.setdefault(name, 1)
-            first = self._driver.event()
-            self._driver.launch(function, self._blocks, THREADS, arguments(times))
-            seconds: float = self._driver.seconds(first, self._driver.event())
+            first = self._queue.event()
+            self._queue.launch(function, self._blocks, THREADS, arguments(times))
+            seconds: float = self._driver.seconds(first, self._queue.event())
             if seconds >= SPAN:
                 break
             self._times[name] = max(2 * times, int(times * SPAN / max(seconds, 1e-6)))

@@ -1,24 +1,61 @@
-"""Driver: the few calls of a GPU's driver that `host_plan` needs, as a protocol. `cuda_driver` implements it.
+"""Driver and Queue: the few calls of a GPU's driver that `host_plan` needs, as protocols. `cuda_driver` and
+`cuda_queue` implement them.
 
-Work runs in the order of the calls; only `download` and `wait` block.
+Work of a queue runs in the order of the calls; only `download` and `wait` block. `order` keeps several queues in order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from smelt.dtype import Array
+
+if TYPE_CHECKING:
+    from smelt.device.order import Mark, Order, Queues
 
 
 class Driver(Protocol):
     """A device with memory of its own. Addresses are integers. `number`: of the device among those of its kind."""
 
     number: int
+    queues: Queues
+
+    def load(self, code: bytes) -> Any:
+        """Code as `compile` gave it, loaded."""
+        ...
+
+    def function(self, module: Any, name: str) -> Any:
+        """A kernel of a module; None where it has no such kernel."""
+        ...
+
+    def seconds(self, first: Any, second: Any) -> float:
+        """The time between two events, once both are reached."""
+        ...
+
+    def wait(self) -> None:
+        """Wait for the work of all queues; raises its errors."""
+        ...
+
+
+class Queue(Protocol):
+    """Work of a device that runs in order."""
+
+    order: Order
 
     @property
     def stream(self) -> int | None:
-        """The address of the stream of its work; None: there is none to wait for."""
+        """The address that other libraries know it by; None: there is none to wait for."""
+        ...
+
+    # -- other queues --
+
+    def mark(self) -> Any:
+        """An event behind the work so far, of which only the order counts; never part of a graph."""
+        ...
+
+    def after(self, event: Any) -> None:
+        """Work from now on waits for an event of another queue. The host does not."""
         ...
 
     def hand_over(self, stream: int | None) -> None:
@@ -33,13 +70,7 @@ class Driver(Protocol):
         """Keep an object alive until the work so far is done."""
         ...
 
-    def load(self, code: bytes) -> Any:
-        """Code as `compile` gave it, loaded."""
-        ...
-
-    def function(self, module: Any, name: str) -> Any:
-        """A kernel of a module; None where it has no such kernel."""
-        ...
+    # -- work --
 
     def launch(
         self,
@@ -56,11 +87,11 @@ class Driver(Protocol):
         ...
 
     def allocate(self, count: int) -> int:
-        """New memory; RunError where there is none."""
+        """New memory, for work of this queue from now on; RunError where there is none."""
         ...
 
-    def free(self, address: int) -> None:
-        """Return memory, once the work before is done."""
+    def free(self, address: int, after: Sequence[Mark] = ()) -> None:
+        """Return memory, once the work of this queue so far is done, and that in front of some marks."""
         ...
 
     def upload(self, address: int, array: Array) -> None:
@@ -92,15 +123,11 @@ class Driver(Protocol):
         ...
 
     def event(self) -> Any:
-        """A mark behind the work so far. In a graph that is recorded: a mark that every replay sets again."""
+        """A timestamp behind the work so far. In a graph that is recorded: one that every replay sets again."""
         ...
 
     def is_done(self, event: Any) -> bool:
-        """Whether the work before a mark is done, without waiting for it; raises its errors."""
-        ...
-
-    def seconds(self, first: Any, second: Any) -> float:
-        """The time between two marks, once both are reached."""
+        """Whether the work before an event is done, without waiting for it; raises its errors."""
         ...
 
     def record(self, work: Callable[[], None]) -> Any:

@@ -12,9 +12,10 @@ import numpy as np
 
 from smelt.buffer import HostBuffer, check_shape, in_thread
 from smelt.device.dlpack import CUDA, Imported, export_array, import_array
-from smelt.device.driver import Driver
+from smelt.device.driver import Driver, Queue
+from smelt.device.order import Shared, follow_stream, in_order, list_users, marks_of_others
 from smelt.dtype import Array, ElementType, dtype
-from smelt.errors import RunError
+from smelt.errors import DeviceError, RunError
 from smelt.guard import Guard
 from smelt.shape import Shape
 
@@ -30,46 +31,59 @@ def static_shape(element: ElementType, sizes: tuple[int, ...]) -> Shape:
 
 
 class Block:
-    """Memory of a device, freed after its last user."""
+    """Memory of a device, freed after its last user. `home` and `shared` are those of `order`."""
 
-    __slots__ = ("_driver", "address", "bytes")
+    __slots__ = ("address", "bytes", "home", "shared")
 
-    def __init__(self, driver: Driver, count: int, address: int | None = None) -> None:
+    def __init__(self, queue: Queue, count: int) -> None:
         self.bytes = count
-        self.address = driver.allocate(count or 1) if address is None else address
-        self._driver = driver
+        self.address = queue.allocate(count or 1)
+        self.shared: Shared | None = None
+        self.home = queue
 
-    def __del__(self) -> None:
-        if hasattr(self, "_driver") and not sys.is_finalizing():  # the process' end frees all
-            self._driver.free(self.address)
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if hasattr(self, "home") and not is_finalizing():  # the process' end frees all
+            if self.shared is None:
+                self.home.free(self.address)
+            else:
+                self._free_shared()
+
+    def _free_shared(self) -> None:
+        try:
+            others = marks_of_others(self)
+        except DeviceError:
+            return  # it was lost, and its memory with it
+        self.home.free(self.address, others)
 
 
 class Lent(Block):
     """Memory of another library."""
 
-    __slots__ = ("_lender", "_owner")
+    __slots__ = ("_owner",)
 
-    def __init__(self, driver: Driver, found: Imported) -> None:
+    def __init__(self, queue: Queue, found: Imported) -> None:
         self.bytes = math.prod(found.sizes) * found.element.numpy.itemsize
         self.address = found.address
-        self._lender, self._owner = driver, found.owner
+        self.shared = None
+        self.home, self._owner = queue, found.owner
 
-    def __del__(self) -> None:
-        if hasattr(self, "_owner") and not sys.is_finalizing():
-            self._lender.keep_until_done(self._owner)  # calls that read it may still run
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if hasattr(self, "_owner") and not is_finalizing():
+            for queue in list_users(self):
+                queue.keep_until_done(self._owner)  # calls that read it may still run
 
 
 class Borrowed:
     """A block that another library uses on a stream: what reuses its memory waits for that stream."""
 
-    __slots__ = ("_block", "_driver", "_stream")
+    __slots__ = ("_block", "_stream")
 
-    def __init__(self, driver: Driver, block: Block, stream: int | None) -> None:
-        self._driver, self._block, self._stream = driver, block, stream
+    def __init__(self, block: Block, stream: int | None) -> None:
+        self._block, self._stream = block, stream
 
-    def __del__(self) -> None:
-        if hasattr(self, "_stream") and self._stream != NO_STREAM and not sys.is_finalizing():
-            self._driver.follow(self._stream)
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if hasattr(self, "_stream") and self._stream != NO_STREAM and not is_finalizing():
+            follow_stream(self._block, self._stream)
 
 
 class GpuBuffer:
@@ -81,7 +95,7 @@ class GpuBuffer:
         self.client = client
         self.shape = shape
         if block is None:
-            block = Block(client, self.nbytes)
+            block = Block(client.queues.current, self.nbytes)
         self._block: Block | None = block
         self._offset = offset
         self.at = block.address + offset  # -1: it has no memory any more
@@ -90,11 +104,11 @@ class GpuBuffer:
         self._copy: tuple[Array, Callable[[], None]] | None = None  # that has begun, and what waits for it
 
     @staticmethod
-    def of(client: Driver, array: Array, shape: Shape) -> GpuBuffer:
+    def of(client: Driver, array: Array, shape: Shape, queue: Queue | None = None) -> GpuBuffer:
         """A copy of an array."""
-        made = GpuBuffer(client, static_shape(shape.dtype, array.shape))
-        client.upload(made.address, np.ascontiguousarray(array))
-        return made
+        block = Block(queue or client.queues.current, array.nbytes)
+        block.home.upload(block.address, np.ascontiguousarray(array))
+        return GpuBuffer(client, static_shape(shape.dtype, array.shape), block)
 
     @staticmethod
     def of_all(client: Driver, arrays: Sequence[Array]) -> list[GpuBuffer]:
@@ -105,8 +119,8 @@ class GpuBuffer:
             places.append((static_shape(dtype(array.dtype), array.shape), len(together)))
             together += array.tobytes()
             together += bytes(-len(together) % ALIGN)
-        block = Block(client, len(together))
-        client.upload(block.address, np.frombuffer(together, np.uint8))
+        block = Block(client.queues.current, len(together))
+        block.home.upload(block.address, np.frombuffer(together, np.uint8))
         return [GpuBuffer(client, shape, block, at) for shape, at in places]
 
     @staticmethod
@@ -114,7 +128,7 @@ class GpuBuffer:
         """A buffer with the bytes that `read(part, start)` gives part by part: those of a file."""
         made = GpuBuffer(client, static_shape(shape.dtype, shape.numbers()))
         if made.nbytes:
-            client.fill(made.address, made.nbytes, read)
+            made.block.home.fill(made.address, made.nbytes, read)
         return made
 
     @property
@@ -140,8 +154,7 @@ class GpuBuffer:
         return self._block is None
 
     def wait(self) -> GpuBuffer:
-        _ = self.block
-        self.client.wait()
+        self.block.home.wait()
         self.judge()
         return self
 
@@ -155,15 +168,17 @@ class GpuBuffer:
 
     def copy_to_host(self) -> GpuBuffer:
         """Start a copy to the host, so that the next `numpy` does not wait for calls that begin meanwhile."""
-        array = np.empty(self.shape.numbers(), self.dtype)
-        self._copy = array, self.client.begin_download(array, self.address)
+        array, block = np.empty(self.shape.numbers(), self.dtype), self.block
+        queue = block.home
+        with in_order(queue, (block,)):
+            self._copy = array, queue.begin_download(array, self.address)
         return self
 
     def numpy(self) -> Array:
         address, begun = self.address, self._copy
         if begun is None:
             array = np.empty(self.shape.numbers(), self.dtype)
-            self.client.download(array, address)
+            self.block.home.download(array, address)
         else:
             array, wait = begun
             self._copy = None
@@ -172,7 +187,7 @@ class GpuBuffer:
         return array
 
     def forget_copy(self) -> None:
-        """A call writes this buffer anew."""
+        """Something writes this buffer anew."""
         self._copy = None
 
     def to_host(self) -> HostBuffer:
@@ -181,23 +196,34 @@ class GpuBuffer:
 
     def copy(self) -> GpuBuffer:
         """Another buffer with the same contents."""
-        made = GpuBuffer(self.client, self.shape)
+        block = self.block
+        queue = block.home
+        made = GpuBuffer(self.client, self.shape, Block(queue, self.nbytes))
         if self.nbytes:
-            self.client.move(made.address, self.address, self.nbytes)
+            with in_order(queue, (block,)):
+                queue.move(made.address, self.address, self.nbytes)
         made.guard = self.guard
         return made
 
     def copy_from(self, other: GpuBuffer) -> None:
         """Take the contents of a buffer of this shape on this device."""
         check_shape(other.shape, self.shape, "the copied buffer")
-        self.client.move(self.address, other.address, self.nbytes)
+        block = self.block
+        queue = block.home
+        with in_order(queue, (other.block,), (block,)):
+            queue.move(self.address, other.address, self.nbytes)
         self.guard = other.guard
+        self.forget_copy()
 
     def enlarge(self, count: int) -> GpuBuffer:
         """A buffer of `count` rows: these, and zeros behind them."""
-        made = GpuBuffer(self.client, static_shape(self.shape.dtype, (count, *self.shape.numbers()[1:])))
-        self.client.clear(made.address + self.nbytes, made.nbytes - self.nbytes)
-        self.client.move(made.address, self.address, self.nbytes)
+        block, rows = self.block, self.shape.numbers()[1:]
+        queue = block.home
+        size = count * math.prod(rows) * self.dtype.itemsize
+        made = GpuBuffer(self.client, static_shape(self.shape.dtype, (count, *rows)), Block(queue, size))
+        queue.clear(made.address + self.nbytes, size - self.nbytes)
+        with in_order(queue, (block,)):
+            queue.move(made.address, self.address, self.nbytes)
         made.guard = self.guard
         return made
 
@@ -222,26 +248,29 @@ class GpuBuffer:
             return self.copy().__dlpack__(stream=stream)
         if self.guard is not None:
             self.wait()
-        block, client = self.block, self.client
+        block = self.block
         if stream != NO_STREAM:
-            client.hand_over(stream)
-        owner = Borrowed(client, block, stream)
-        return export_array(self.address, self.shape.numbers(), self.shape.element, client.number, owner)
+            for queue in list_users(block):  # the library may write it
+                queue.hand_over(stream)
+        self.forget_copy()
+        owner = Borrowed(block, stream)
+        return export_array(self.address, self.shape.numbers(), self.shape.element, self.client.number, owner)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return CUDA, self.client.number
 
     @staticmethod
-    def from_dlpack(client: Driver, given: Any, what: str) -> GpuBuffer:
+    def from_dlpack(client: Driver, given: Any, what: str, queue: Queue | None = None) -> GpuBuffer:
         """The memory of another library's array on this device; a copy where kernels could not read it: a part of a
         larger array may begin anywhere."""
+        queue = queue or client.queues.current
         try:
-            capsule = given.__dlpack__(stream=client.stream)  # their work is in front of ours
+            capsule = given.__dlpack__(stream=queue.stream)  # their work is in front of ours
         except TypeError:  # it knows no streams
             capsule = given.__dlpack__()
-            client.follow(None)
+            queue.follow(None)
         found = import_array(capsule, what)
-        made = GpuBuffer(client, static_shape(found.element, found.sizes), Lent(client, found))
+        made = GpuBuffer(client, static_shape(found.element, found.sizes), Lent(queue, found))
         return made if found.address % ALIGN == 0 else made.copy()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:

@@ -1,14 +1,17 @@
 """Programs of a device with a `Driver`: a plan on the host, kernels and arrays on the device.
 
-`GpuProgram` and `GpuBound` are the `Program` and `Bound` of `device.program`. Calls take turns on the one queue.
+`GpuProgram` and `GpuBound` are the `Program` and `Bound` of `device.program`. A bound program has one queue of the
+device, where its calls take turns; those of programs on other queues run at the same time.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -20,13 +23,14 @@ from smelt.abi import NO_MEMORY, UNFIT
 from smelt.buffer import bytes_text, check_array, check_shape
 from smelt.device.api import Arrays, Memory
 from smelt.device.dlpack import CUDA
-from smelt.device.driver import Driver
+from smelt.device.driver import Driver, Queue
 from smelt.device.entry import Entry, solve_symbols
 from smelt.device.gpu_buffer import Block, GpuBuffer, static_shape
 from smelt.device.host_plan import PlanError, PlanProgram, Run, Sized
+from smelt.device.order import begin, crosses, end, hold
 from smelt.dtype import Array, ui8
 from smelt.errors import CancelledError, MemoryLimitError, RunError, SmeltError
-from smelt.guard import guard_results, open_guards
+from smelt.guard import Guard, guard_results, open_guards
 from smelt.shape import Shape
 from smelt.stop import Stop
 
@@ -38,7 +42,7 @@ GRAPHS = True  # calls that come again replay graphs
 
 
 class GpuAccount:
-    """Bytes that several programs may take together. Calls take turns, so a call never waits for another one."""
+    """Bytes that several programs may take together. A call never waits for another one: each is counted alone."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -78,13 +82,28 @@ class GpuAccount:
             )
 
 
+class Loaded:
+    """Code on a device. Its kernels have static memory (counters of split K): work on two queues at once would mix it
+    up. `again` loads it once more and gives what finds its functions; None: it has no such memory."""
+
+    def __init__(self, again: Callable[[], Callable[[str], Any]] | None = None) -> None:
+        self.again = again
+        self.queue: Queue | None = None  # of all that uses it
+
+
 class GpuProgram:
     """A function of loaded code."""
 
     def __init__(
-        self, driver: Driver, plan: PlanProgram, entry: Entry, constants: Sequence[bytes | Array], lock: threading.Lock
+        self,
+        driver: Driver,
+        plan: PlanProgram,
+        entry: Entry,
+        constants: Sequence[bytes | Array],
+        loaded: Loaded | None = None,
     ) -> None:
-        self.driver, self.plan, self.entry, self.lock = driver, plan, entry, lock
+        self.driver, self.plan, self.entry, self.loaded = driver, plan, entry, loaded or Loaded()
+        self.queues: list[Queue] = []  # of bound programs
         self.constants = [_constant(driver, each) for each in constants]
 
     @property
@@ -120,19 +139,19 @@ def _constant(driver: Driver, given: bytes | Array) -> GpuBuffer:
     return GpuBuffer.of(driver, array, Shape("ui8", array.size))
 
 
-def to_device(driver: Driver, given: Any, shape: Shape, what: str) -> GpuBuffer:
-    """A buffer on the device; the same one if it is there already."""
+def to_device(driver: Driver, given: Any, shape: Shape, what: str, queue: Queue | None = None) -> GpuBuffer:
+    """A buffer on the device; the same one if it is there already. `queue`: that of a copy."""
     if isinstance(given, GpuBuffer):
         if given.client is not driver:
             raise RunError(f"{what} is on another device", remedy="copy it here: platform.put(buffer)")
         check_shape(given.shape, shape, what)
         return given
     if getattr(given, "__dlpack_device__", None) is not None and given.__dlpack_device__() == (CUDA, driver.number):
-        lent = GpuBuffer.from_dlpack(driver, given, what)
+        lent = GpuBuffer.from_dlpack(driver, given, what, queue)
         check_shape(lent.shape, shape, what)
         return lent
     array = check_array(given.numpy() if hasattr(given, "numpy") else given, shape, what)
-    return GpuBuffer.of(driver, array, shape)
+    return GpuBuffer.of(driver, array, shape, queue)
 
 
 class Recorded:
@@ -143,15 +162,15 @@ class Recorded:
 
     __slots__ = ("__weakref__", "graphs", "is_used", "marks", "memory", "whole")
 
-    def __init__(self, driver: Driver, run: Run) -> None:
-        self.memory = Block(driver, run.launch_bytes())
+    def __init__(self, queue: Queue, run: Run) -> None:
+        self.memory = Block(queue, run.launch_bytes())
         run.memory, run.memory_bytes = self.memory.address, self.memory.bytes
         self.graphs: list[Any] = []
         for plain, steps in run.program.segments:
-            graph = driver.record(partial(run.steps, steps)) if plain else None
+            graph = queue.record(partial(run.steps, steps)) if plain else None
             self.graphs.append(graph)
             if plain:
-                weakref.finalize(self, driver.forget, graph).atexit = False
+                weakref.finalize(self, queue.forget, graph).atexit = False
         self.whole = self.graphs[0] if len(self.graphs) == 1 else None
         self.marks, run.marks = run.marks, []
         self.is_used = True  # since the last time that graphs were too many
@@ -160,7 +179,7 @@ class Recorded:
         """The steps that are in no graph need this call's own `run`."""
         for graph, (plain, steps) in zip(self.graphs, run.program.segments, strict=True):
             if plain:
-                run.driver.replay(graph)
+                run.queue.replay(graph)
             else:
                 run.steps(steps)
         run.marks = [*self.marks, *run.marks]
@@ -188,15 +207,18 @@ class GpuBound:
     def __init__(
         self, program: GpuProgram, held: Sequence[GpuBuffer], sizes: Mapping[str, int], account: GpuAccount | None
     ) -> None:
-        self._program, self._account = program, account
+        self._program, self._plan, self._account = program, program.plan, account
         self._held: tuple[GpuBuffer, ...] | None = tuple(held)
         self._sizes = {name: size for name, size in sizes.items() if name in program.entry.symbols}
         self._cancelled = 0
+        self._queue: Queue | None = None  # from the first call on
+        self._leave: Callable[[], object] | None = None  # gives it back
         self._arena: GpuBuffer | None = None
         self._notes: GpuBuffer | None = None  # what checks of the last call noted
         self._addresses = [each.address for each in held], [each.address for each in program.constants]
         self._held_blocks = {id(each.block) for each in held}
         self._donated = tuple(place - len(held) for place in program.donated)
+        self._written = tuple(at for at in program.reused.values() if at < len(held))  # bound arguments
         self._lent = tuple(i for i in range(len(program.arguments) - len(held)) if i not in self._donated)
         self._reused = program.reused
         self._prepared: dict[tuple[int, ...], Prepared] = {}  # by the identities of the inputs' shapes,
@@ -212,6 +234,11 @@ class GpuBound:
             raise RunError("the executable is closed", remedy="compile or load the model again")
         if stop is not None:
             stop.check()
+        queue = self._queue or self._choose_queue(held)
+        order = queue.order
+        queues = order.queues
+        if queues.is_shared:
+            queues.local.queue = queue  # the copies of this thread follow its calls
         given: Sequence[GpuBuffer] = inputs
         known = self._known_call(inputs)
         if known is None:
@@ -219,43 +246,55 @@ class GpuBound:
             sizes = tuple([each.shape.numbers() for each in given])
             known = self._by_sizes.get(sizes) or self._prepare(held, given, sizes)
         run = None
-        with program.lock:
+        with order.turn:
+            crossings = queues.crossings
             if self._account is not None:
                 self._account.check_call(known.bytes)
             if known.fresh is not None and out is None:
                 driver = program.driver
-                results: list[Any] = [GpuBuffer(driver, shape, Block(driver, count)) for shape, count in known.fresh]
+                results: list[Any] = [GpuBuffer(driver, shape, Block(queue, count)) for shape, count in known.fresh]
             else:
-                results = self._results(known, held, given, out)
+                results = self._results(known, held, given, out, queue)
             if known.notes and (self._notes is None or self._notes.nbytes < known.notes):
                 self._drop_graphs()
-                self._notes = GpuBuffer(program.driver, static_shape(ui8, (known.notes,)))
+                self._notes = self._new_buffer(known.notes, queue)
             key = (*known.key, *[each.at for each in given], *[each.at if each is not None else 0 for each in results])
             recorded = self._graphs.get(key) if GRAPHS and stop is None else None
-            if recorded is not None and recorded.whole is not None:
-                program.driver.replay(recorded.whole)
-                recorded.is_used = True
-                program.plan.marks = recorded.marks
-                done: Arrays = tuple(results)
-            else:
-                run = self._new_run(known, given, results, stop)
-                run.notes = 0 if self._notes is None else self._notes.address
-                try:
+            used = None
+            if queues.is_shared and self._meets_others(queue, held, given, out):
+                used = self._list_blocks(held, given, out)
+                begin(queue, *used)
+            try:
+                if recorded is not None and recorded.whole is not None:
+                    queue.replay(recorded.whole)
+                    recorded.is_used = True
+                    self._plan.marks = recorded.marks
+                    done: Arrays = tuple(results)
+                else:
+                    run = self._new_run(known, given, results, stop, queue)
+                    run.notes = 0 if self._notes is None else self._notes.address
                     done = self._run(run, results, key)
-                except BaseException:
-                    self._give_away(inputs)  # what began may have overwritten them
-                    raise
-            notes = self._keep_notes(known.notes) if known.notes else None
-            end = program.driver.event() if run is not None and run.waits else None
+            except BaseException:
+                end(queue, *(used or self._list_blocks(held, given, out)))
+                self._give_away(inputs)  # what began may have overwritten them
+                raise
+            if used is not None or queues.crossings != crossings:
+                end(queue, *(used or self._list_blocks(held, given, out)))
+            notes = self._keep_notes(known.notes, queue) if known.notes else None
+            last = queue.event() if run is not None and run.waits else None
         if self._donated:
             self._give_away(inputs)
         if run is not None and run.waits:
-            self._await(run, end)
+            self._await(run, last)
         if out is not None:
             for result in done:
                 result.guard = None  # of an earlier call
                 result.forget_copy()
-        before = open_guards(given)
+        before: list[Guard] = []
+        for each in given:
+            if each.guard is not None:
+                before = open_guards(given)
+                break
         if before or notes is not None:
             judge = None if notes is None else partial(self._judge, known, notes)
             guard = guard_results(done, judge, before)
@@ -263,20 +302,66 @@ class GpuBound:
                 guard()  # otherwise when a result is read
         return done
 
-    def _keep_notes(self, count: int) -> GpuBuffer:
+    def _choose_queue(self, held: Sequence[GpuBuffer]) -> Queue:
+        """The queue of all calls. Programs of the same code, or with the same weights, are parts of one model, and
+        share a queue: they give each other buffers. The same program, bound again, is to run at the same time."""
+        program, loaded = self._program, self._program.loaded
+        queues, blocks = program.driver.queues, [each.block for each in (*held, *program.constants)]
+        with queues.lock:
+            if self._queue is not None:
+                return self._queue
+            if loaded.queue is None:
+                holders = [queue for each in held if each.block.shared for queue in each.block.shared.holders]
+                loaded.queue, _ = queues.choose(loaded, holders)
+            queue = loaded.queue
+            if queue in program.queues:
+                queue, self._leave = queues.choose(self)
+                if queue is not loaded.queue and loaded.again is not None:
+                    self._plan = program.plan.with_functions(loaded.again())
+            program.queues.append(queue)
+            weakref.finalize(self, program.queues.remove, queue).atexit = False
+            hold(queue, blocks)
+            self._queue = queue
+            return queue
+
+    def _meets_others(
+        self, queue: Queue, held: Sequence[GpuBuffer], given: Sequence[GpuBuffer], out: Arrays | None
+    ) -> bool:
+        """Whether a call uses memory that other queues use as well. `order.crosses`, without lists of what is used."""
+        for each in given:
+            if each.block.home is not queue:
+                return True
+        if self._donated or self._written or out is not None:
+            return crosses(queue, *self._list_blocks(held, given, out))
+        return False
+
+    def _list_blocks(
+        self, held: Sequence[GpuBuffer], given: Sequence[GpuBuffer], out: Arrays | None
+    ) -> tuple[list[Block], list[Block]]:
+        """The blocks that a call reads and those that it writes, except what belongs to its queue alone."""
+        writes = [given[i].block for i in self._donated]
+        writes += [held[i].block for i in self._written]
+        if out is not None:
+            writes += [each.block for each in out]
+        return [given[i].block for i in self._lent], writes
+
+    def _new_buffer(self, count: int, queue: Queue) -> GpuBuffer:
+        """Bytes for this program alone."""
+        return GpuBuffer(self._program.driver, static_shape(ui8, (count,)), Block(queue, count))
+
+    def _keep_notes(self, count: int, queue: Queue) -> GpuBuffer:
         """A copy of a call's notes until they are judged: every call writes them at the same place, so that calls with
         the addresses of earlier ones replay their graphs. The copy has a size that results do not have, and does not
         take the places of those that come again."""
         assert self._notes is not None
-        driver = self._program.driver
-        kept = GpuBuffer(driver, static_shape(ui8, (count,)), Block(driver, count + APART))
-        driver.move(kept.address, self._notes.address, count)
+        kept = GpuBuffer(self._program.driver, static_shape(ui8, (count,)), Block(queue, count + APART))
+        queue.move(kept.address, self._notes.address, count)
         return kept
 
     def _judge(self, known: Prepared, notes: GpuBuffer) -> None:
         """Raise where a check of a call failed."""
         try:
-            self._program.plan.judge(notes.numpy(), known.sized.numbers)
+            self._plan.judge(notes.numpy(), known.sized.numbers)
         except PlanError as error:
             explained = self._explain(error)
             explained.started = True
@@ -304,7 +389,12 @@ class GpuBound:
         return self._prepared.get(tuple([id(each.shape) for each in inputs]))
 
     def _new_run(
-        self, known: Prepared, given: Sequence[GpuBuffer], results: Sequence[GpuBuffer | None], stop: Stop | None
+        self,
+        known: Prepared,
+        given: Sequence[GpuBuffer],
+        results: Sequence[GpuBuffer | None],
+        stop: Stop | None,
+        queue: Queue,
     ) -> Run:
         """A call that has no graph yet, or that the host has a part in: its loops, its limits of time."""
         cancelled = self._cancelled
@@ -315,7 +405,7 @@ class GpuBound:
             if stop is not None:
                 stop.check()
 
-        run = Run(self._program.plan, self._program.driver, known.sized, self._table(known, given, results), poll)
+        run = Run(self._plan, queue, known.sized, self._table(known, given, results, queue), poll)
         run.waits = stop is not None
         return run
 
@@ -335,7 +425,7 @@ class GpuBound:
         all_sizes = [*(each.shape.numbers() for each in held), *sizes]
         values = solve_symbols(entry.arguments, entry.names[len(held) :], all_sizes, self._sizes)
         sized = self._find_sized(values)
-        places = [program.plan.plan["buffers"][i] for i in program.plan.results]
+        places = [self._plan.plan["buffers"][i] for i in self._plan.results]
         shapes = [
             None if place["deferred"] else static_shape(shape.dtype, tuple(sized.numbers[i] for i in place["sizes"]))
             for shape, place in zip(program.results, places, strict=True)
@@ -349,10 +439,10 @@ class GpuBound:
             (kinds[each["kind"]] + each["index"], 0)
             if each["kind"] in kinds
             else (-1 if each["slot"] is None else -2, 0 if each["slot"] is None else sized.offsets[each["slot"]])
-            for each in program.plan.plan["buffers"]
+            for each in self._plan.plan["buffers"]
         ]
         inputs = tuple(each.shape for each in given)
-        notes = program.plan.note_bytes(sized.numbers)
+        notes = self._plan.note_bytes(sized.numbers)
         taken = sized.arena + self._result_bytes(sized) + notes
         fresh = tuple((shape, count) for at, shape, count in results if at < 0 and shape is not None)
         alone = fresh if len(fresh) == len(results) else None
@@ -371,7 +461,7 @@ class GpuBound:
                 "wrong number of inputs", expected=list(names), got=len(inputs), remedy="one array per input"
             )
         driver, whats = self._program.driver, [f"the input {name!r}" for name in names]
-        given = [to_device(driver, *each) for each in zip(inputs, shapes, whats, strict=True)]
+        given = [to_device(driver, *each, self._queue) for each in zip(inputs, shapes, whats, strict=True)]
         times = Counter(id(each.block) for each in (*given, *held)) if entry.donated else {}
         for i in (place - len(held) for place in entry.donated):
             if times[id(given[i].block)] > 1:
@@ -380,16 +470,21 @@ class GpuBound:
 
     def _find_sized(self, values: Mapping[str, int]) -> Sized:
         try:
-            return self._program.plan.compute_sizes([values[name] for name in self._program.entry.symbols])
+            return self._plan.compute_sizes([values[name] for name in self._program.entry.symbols])
         except PlanError as error:
             raise self._program.entry.refuse(error.status - 1, values) from None
 
     def _result_bytes(self, sized: Sized) -> int:
-        kinds = self._program.plan.plan["buffers"]
+        kinds = self._plan.plan["buffers"]
         return sum(sized.numbers[each["bytes"]] for each in kinds if each["kind"] == "result" and not each["deferred"])
 
     def _results(
-        self, known: Prepared, held: Sequence[GpuBuffer], given: Sequence[GpuBuffer], out: Arrays | None
+        self,
+        known: Prepared,
+        held: Sequence[GpuBuffer],
+        given: Sequence[GpuBuffer],
+        out: Arrays | None,
+        queue: Queue,
     ) -> list[GpuBuffer | None]:
         """The result buffers; None for those of data-dependent size."""
         driver, found = self._program.driver, list[GpuBuffer | None]()
@@ -402,16 +497,18 @@ class GpuBound:
                 check_shape(out[i].shape, shape, f"output buffer {i}")
                 found.append(out[i])
             else:
-                found.append(GpuBuffer(driver, shape, Block(driver, count)))
+                found.append(GpuBuffer(driver, shape, Block(queue, count)))
         return found
 
-    def _table(self, known: Prepared, given: Sequence[GpuBuffer], results: Sequence[GpuBuffer | None]) -> list[int]:
+    def _table(
+        self, known: Prepared, given: Sequence[GpuBuffer], results: Sequence[GpuBuffer | None], queue: Queue
+    ) -> list[int]:
         """The address of every buffer of the plan."""
-        program, sized, arena = self._program, known.sized, 0
+        sized, arena = known.sized, 0
         if sized.arena:
             if self._arena is None or self._arena.nbytes < sized.arena:
                 self._drop_graphs()
-                self._arena = GpuBuffer(program.driver, Shape("ui8", sized.arena))
+                self._arena = self._new_buffer(sized.arena, queue)
             arena = self._arena.address
         there = [*self._addresses[0], *(each.address for each in given)]
         there += [0 if each is None else each.address for each in results]
@@ -421,11 +518,11 @@ class GpuBound:
     def _run(self, run: Run, results: Sequence[GpuBuffer | None], key: tuple[int, ...]) -> Arrays:
         """Enqueue the work of a call."""
         try:
-            if GRAPHS and self._program.plan.segments:
+            if GRAPHS and self._plan.segments:
                 self._replay(run, key)
             else:
                 run.start()
-            self._program.plan.marks, self._program.plan.measured = run.marks, run.values
+            self._plan.marks, self._plan.measured = run.marks, run.values
             return self._finish(run, results)
         except BaseException as error:
             run.free()
@@ -440,7 +537,7 @@ class GpuBound:
             self._seen[key] = None
             run.start()
         else:
-            known = self._graphs.get(key) or Recorded(self._program.driver, run)
+            known = self._graphs.get(key) or Recorded(run.queue, run)
             known.replay(run)
             known.is_used, self._graphs[key] = True, known
         if len(self._seen) > MOST_GRAPHS:
@@ -466,12 +563,14 @@ class GpuBound:
     def _finish(self, run: Run, results: Sequence[GpuBuffer | None]) -> Arrays:
         """The results. Those of data-dependent size are copied out of the memory of the call."""
         program, done = self._program, []
-        for shape, result, i in zip(program.results, results, program.plan.results, strict=True):
+        for shape, result, i in zip(program.results, results, self._plan.results, strict=True):
             if result is None:
-                numbers = [run.numbers[size] for size in program.plan.plan["buffers"][i]["sizes"]]
-                result = GpuBuffer(program.driver, static_shape(shape.dtype, tuple(numbers)))
-                if result.nbytes:
-                    program.driver.move(result.address, run.buffers[i], result.nbytes)
+                numbers = [run.numbers[size] for size in self._plan.plan["buffers"][i]["sizes"]]
+                found = static_shape(shape.dtype, tuple(numbers))
+                count = math.prod(numbers) * shape.dtype.numpy.itemsize
+                result = GpuBuffer(program.driver, found, Block(run.queue, count))
+                if count:
+                    run.queue.move(result.address, run.buffers[i], count)
             done.append(result)
         run.free()
         return tuple(done)
@@ -485,7 +584,7 @@ class GpuBound:
     def call_bytes(self, sizes: Mapping[str, int]) -> int:
         known = {name: self._sizes.get(name, sizes.get(name, 1)) for name in self._program.entry.symbols}
         try:
-            sized = self._program.plan.compute_sizes([known[name] for name in self._program.entry.symbols])
+            sized = self._plan.compute_sizes([known[name] for name in self._program.entry.symbols])
         except PlanError:
             return 0  # the call itself says why it refuses these sizes
         return sized.arena + self._result_bytes(sized)
@@ -494,11 +593,17 @@ class GpuBound:
         self._cancelled += 1
 
     def trim(self) -> None:
-        with self._program.lock:
+        with self._turn:
             self._arena = self._notes = None
             self._drop_graphs()
 
     def close(self) -> None:
-        with self._program.lock:
+        with self._turn:
             self._held = self._arena = self._notes = None
             self._drop_graphs()
+        if self._leave is not None:
+            self._leave()
+
+    @property
+    def _turn(self) -> AbstractContextManager[object]:
+        return nullcontext() if self._queue is None else self._queue.order.turn

@@ -1,5 +1,5 @@
 """A plan as plain data (`kernel.emit.plan_json`), run by the host: sizes, checks, loops and branches here,
-kernels through a `Driver`.
+kernels through a `Queue`.
 
 `PlanProgram` is read once, `Sized` holds what depends on the sizes of a call, `Run` is one call.
 """
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from smelt.abi import FAILED, NO_MEMORY, TOO_LARGE, UNFIT
-from smelt.device.driver import Driver
+from smelt.device.driver import Queue
 from smelt.dtype import dtype
 from smelt.errors import RunError
 from smelt.size import Size, evaluate, parse_size, symbols
@@ -55,6 +55,10 @@ class PlanProgram:
         self.is_timed: bool = plan.get("timed", False)
         self.marks: list[tuple[int, Any, Any]] = []
         self.measured: Mapping[str, int] = {}
+
+    def with_functions(self, find: Callable[[str], Any]) -> PlanProgram:
+        """The same plan with functions of its code, loaded once more."""
+        return PlanProgram(self.plan, find)
 
     @cached_property
     def segments(self) -> tuple[tuple[bool, tuple[Mapping[str, Any], ...]], ...]:
@@ -185,7 +189,7 @@ class Run:
     """
 
     program: PlanProgram
-    driver: Driver
+    queue: Queue
     sized: Sized
     buffers: list[int]
     poll: Callable[[], None]
@@ -223,13 +227,13 @@ class Run:
         return found
 
     def allocate(self, count: int) -> int:
-        address = self.driver.allocate(count)
+        address = self.queue.allocate(count)
         self.owned.append(address)
         return address
 
     def free(self) -> None:
         for address in self.owned:
-            self.driver.free(address)
+            self.queue.free(address)
         self.owned = []
 
     # -- steps --
@@ -238,7 +242,7 @@ class Run:
         self.follows = False
         for step in steps:
             self.follows = self.follows and step["do"] == "launch"
-            begin = self.driver.event() if self.program.is_timed and "step" in step else None
+            begin = self.queue.event() if self.program.is_timed and "step" in step else None
             match step["do"]:
                 case "launch":
                     self.launch(step["launches"])
@@ -246,7 +250,7 @@ class Run:
                     source, target = self.buffers[step["source"]], self.buffers[step["target"]]
                     count = self.numbers[self.program.plan["buffers"][step["target"]]["bytes"]]
                     if source != target and count:
-                        self.driver.move(target, source, count)
+                        self.queue.move(target, source, count)
                 case "repeat":
                     self.repeat(step)
                 case "branch":
@@ -260,7 +264,7 @@ class Run:
                 case "ensure":
                     self.ensure(step["checks"])
             if begin is not None:
-                self.marks.append((step["step"], begin, self.driver.event()))
+                self.marks.append((step["step"], begin, self.queue.event()))
             self.poll()
 
     def launch(self, launches: Sequence[Mapping[str, Any]]) -> None:
@@ -277,7 +281,7 @@ class Run:
                     blocks = max(blocks, PREFETCHING)  # blocks without iterations only prefetch
                 given = blocks, each["threads"], [*arguments, self.memory, *self.next_pieces(each)], each["shared"]
                 overlap = OVERLAP and self.follows and (bool(each["awaits"]) or each["waits"])
-                self.driver.launch(function, *given, overlap=overlap)
+                self.queue.launch(function, *given, overlap=overlap)
                 self.follows = True
 
     def next_pieces(self, launch: Mapping[str, Any]) -> list[int]:
@@ -318,7 +322,7 @@ class Run:
         """Copy what a check needs to the notes of the call."""
         for buffer, at, count in self.program.note_layout(self.numbers)[number]:
             if count:
-                self.driver.move(self.notes + at, self.buffers[buffer], count)
+                self.queue.move(self.notes + at, self.buffers[buffer], count)
 
     def require(self, step: Mapping[str, Any]) -> None:
         sizes = self.program.plan["buffers"][step["flags"]]["sizes"]
@@ -364,14 +368,14 @@ class Run:
         array = np.empty(count, np.uint8 if element == "i1" else dtype(element).numpy)
         if self.waits:
             self.await_work()
-        self.driver.download(array, self.buffers[buffer])
+        self.queue.download(array, self.buffers[buffer])
         return array
 
     def await_work(self, event: Any = None) -> None:
         """Wait until the device has done what is in front of a mark, with polls: a kernel that runs too long ends the
         call, though not itself."""
-        event, pause = event or self.driver.event(), SHORTEST_PAUSE
-        while not self.driver.is_done(event):
+        event, pause = event or self.queue.event(), SHORTEST_PAUSE
+        while not self.queue.is_done(event):
             try:
                 self.poll()
             except RunError as error:

@@ -19,29 +19,23 @@ HALF = 128 << 10  # bytes of each half of `Staging`
 STEP = 64  # bytes: pieces of it begin at multiples
 
 Read = Callable[[Array, int], None]  # fill an array of bytes with those from a position on
+Send = Callable[[int, Array, int], Any]  # begin a copy (address, bytes, count); gives an event behind it
 
 
 class Ring:
-    """Pinned buffers that threads fill in turn. `send(address, buffer, count)` begins a copy and gives an event, for
-    which `wait` waits."""
+    """Pinned buffers that threads fill in turn. `wait` waits for an event."""
 
-    def __init__(
-        self,
-        buffers: Sequence[Array],
-        send: Callable[[int, Array, int], Any],
-        wait: Callable[[Any], None],
-        threads: int = THREADS,
-    ) -> None:
+    def __init__(self, buffers: Sequence[Array], wait: Callable[[Any], None], threads: int = THREADS) -> None:
         from concurrent.futures import ThreadPoolExecutor
 
-        self._send, self._wait, self._size = send, wait, buffers[0].size
+        self._wait, self._size = wait, buffers[0].size
         self._free: SimpleQueue[tuple[Array, Any]] = SimpleQueue()
         for each in buffers:
             self._free.put((each, None))
         self._pool = ThreadPoolExecutor(threads, "smelt-copy")
         self._lock = threading.Lock()  # uploads take turns: together they would not be faster
 
-    def copy(self, address: int, count: int, read: Read) -> None:
+    def copy(self, address: int, count: int, read: Read, send: Send) -> None:
         """Copy `count` bytes to an address. They have been read when this returns; the device may still be copying."""
         from concurrent.futures import wait
 
@@ -52,7 +46,7 @@ class Ring:
                     self._wait(sent)
                 part = buffer[: min(buffer.size, count - start)]
                 read(part, start)
-                sent = self._send(address + start, part, part.size)
+                sent = send(address + start, part, part.size)
             finally:
                 self._free.put((buffer, sent))
 

@@ -21,9 +21,11 @@ import numpy as np
 
 from smelt.device import registry
 from smelt.device.cuda import TARGETS, Cuda, Module, capability_of
+from smelt.device.order import Mark, Order, Queues
 from smelt.dtype import Array
 from smelt.errors import DeviceError
 from smelt.target import Target
+from tests.cuda.schedule import LazyDriver
 
 HEADER = Path(__file__).with_name("emulator.h")
 FUNCTION = re.compile(
@@ -76,7 +78,7 @@ def compile_emulated(text: str, machine: str = "sm_90") -> bytes:
 
 
 class EmulatedDriver:
-    """The calls of `device.driver.Driver`. Every write outside of an allocation is found."""
+    """The calls of `device.driver.Driver` and of its one queue. Every write outside of an allocation is found."""
 
     name, capability, memory, number = "an emulated GPU", (9, 0), (1 << 25, 1 << 25), 0
 
@@ -86,6 +88,8 @@ class EmulatedDriver:
         self.launches = self.replays = 0
         self.stream, self.streams = 4242, list[tuple[str, int | None]]()  # what was asked of other streams
         self.graph: list[Callable[[], None]] | None = None  # that is recorded
+        self.queues = Queues(lambda: self, most=1)
+        self.order = Order(self, self.queues)
 
     def attribute(self, name: str) -> int:
         return {"MULTIPROCESSOR_COUNT": 1, "CLOCK_RATE": 1000, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 227 << 10}.get(
@@ -134,7 +138,7 @@ class EmulatedDriver:
         self.held[address] = block, count
         return address
 
-    def free(self, address: int) -> None:
+    def free(self, address: int, after: Sequence[Mark] = ()) -> None:
         self.check(address)
         block, count = self.held.pop(address)
         self.spare.setdefault(count, []).append((address, block))
@@ -164,6 +168,10 @@ class EmulatedDriver:
 
     def clear(self, address: int, count: int) -> None:
         ctypes.memset(address, 0, count)
+
+    def mark(self) -> Any: ...
+
+    def after(self, event: Any) -> None: ...
 
     def hand_over(self, stream: int | None) -> None:
         self.streams.append(("hand over", stream))
@@ -209,11 +217,12 @@ class EmulatedDriver:
 
 
 class EmulatedCuda(Cuda):
-    """The device `cuda`, emulated."""
+    """The device `cuda`, emulated. `seed`: with several queues that put work off (`schedule`)."""
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int | None = None) -> None:
         super().__init__()
         self.emulated = EmulatedDriver()
+        self.lazy = None if seed is None else LazyDriver(self.emulated, seed)
 
     def missing(self) -> str | None:
         return None if compiler() else "no C++ compiler: pip install ziglang"
@@ -222,7 +231,7 @@ class EmulatedCuda(Cuda):
 
     @property
     def driver(self) -> Any:
-        return self.emulated
+        return self.lazy or self.emulated
 
     @property
     def model(self) -> str:
@@ -251,9 +260,9 @@ class EmulatedCuda(Cuda):
 
 
 @cache
-def register() -> EmulatedCuda:
+def register(seed: int | None = None) -> EmulatedCuda:
     """Make it the device `cuda` of this process."""
-    device = EmulatedCuda()
+    device = EmulatedCuda(seed)
     registry.KINDS["cuda"] = lambda: device
     registry.find_device.cache_clear()
     return device

@@ -10,8 +10,10 @@ typedef int Result;
 typedef unsigned long long Address;
 enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, NOT_FOUND = 500 };
 int fake_status;  // what work fails with
-static int a_context, a_pool, streams[2], opened;
-static void *const a_stream = &streams[0], *const a_recorder = &streams[1];
+enum { STREAMS = 5 };  // the recorder and four queues
+static int a_context, a_pool, streams[STREAMS], opened;
+static void *const a_recorder = &streams[0];
+static int is_stream(void *stream) { return (int *)stream > streams && (int *)stream < streams + opened; }
 static __thread void *current;
 typedef struct { void (*run)(int, int, const long long *); int count; } Function;
 
@@ -42,8 +44,9 @@ Result cuDeviceGetAttribute(int *found, int attribute, int device) {
 Result cuDevicePrimaryCtxRetain(void **context, int device) { *context = &a_context; return device; }
 Result cuCtxSetCurrent(void *context) { current = context; return SUCCESS; }
 Result cuStreamCreate(void **stream, unsigned flags) {
+  if (flags != 1 || opened == STREAMS) return INVALID_VALUE;
   *stream = &streams[opened++];
-  return flags == 1 && opened <= 2 ? SUCCESS : INVALID_VALUE;
+  return SUCCESS;
 }
 Result cuDeviceGetDefaultMemPool(void **pool, int device) { *pool = &a_pool; return device; }
 Result cuMemPoolSetAttribute(void *pool, int attribute, void *value) {
@@ -72,7 +75,7 @@ Result cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsign
                       unsigned shared, void *stream, void **parameters, void **extra) {
   const Function *called = function;
   long long *given = malloc(sizeof *given * (called->count + 1));
-  if (current != &a_context || stream != (recording ? a_recorder : a_stream) || y != 1 || z != 1 || ty != 1 || tz != 1 || shared || extra)
+  if (current != &a_context || !(recording ? stream == a_recorder : is_stream(stream)) || y != 1 || z != 1 || ty != 1 || tz != 1 || shared || extra)
     return INVALID_VALUE;
   for (int i = 0; i < called->count; i++) given[i] = *(long long *)parameters[i];
   if (recording) return later((Work){ 0, called, x, threads, given });
@@ -100,7 +103,7 @@ Result cuGraphLaunch(void *graph, void *stream) {
     else if (work->count == (size_t)-1) clock_gettime(CLOCK_MONOTONIC, work->to);
     else memmove(work->to, work->from, work->count);
   }
-  return stream == a_stream ? SUCCESS : INVALID_VALUE;
+  return is_stream(stream) ? SUCCESS : INVALID_VALUE;
 }
 // Freed memory comes again, as from a driver's pool.
 static struct { Address address; size_t count; int used; } blocks[4096];
@@ -116,13 +119,13 @@ Result cuMemAllocAsync(Address *address, size_t count, void *stream) {
   }
   blocks[i].used = 1;
   *address = blocks[i].address;
-  return current == &a_context && stream == a_stream ? SUCCESS : INVALID_CONTEXT;
+  return current == &a_context && is_stream(stream) ? SUCCESS : INVALID_CONTEXT;
 }
 Result cuMemHostAlloc(void **address, size_t count, unsigned flags) { *address = malloc(count); return flags; }
 Result cuMemFreeAsync(Address address, void *stream) {
   int i = 0;
   while (i < made && !(blocks[i].used && blocks[i].address == address)) i++;
-  if (i == made || stream != a_stream) return INVALID_VALUE;
+  if (i == made || !is_stream(stream)) return INVALID_VALUE;
   blocks[i].used = 0;
   return SUCCESS;
 }
@@ -134,21 +137,26 @@ Result cuPointerGetAttribute(void *found, int attribute, Address address) {
 static Result copy(void *to, const void *from, size_t count, void *stream) {
   if (recording && stream == a_recorder) return later((Work){ 0, 0, 0, 0, 0, to, from, count });
   memmove(to, from, count);
-  return stream == a_stream ? SUCCESS : INVALID_VALUE;
+  return is_stream(stream) ? SUCCESS : INVALID_VALUE;
 }
 Result cuMemcpyHtoDAsync_v2(Address to, const void *from, size_t n, void *s) { return copy((void *)to, from, n, s); }
 Result cuMemcpyDtoHAsync_v2(void *to, Address from, size_t n, void *s) { return copy(to, (void *)from, n, s); }
 Result cuMemcpyDtoDAsync_v2(Address to, Address from, size_t n, void *s) { return copy((void *)to, (void *)from, n, s); }
 Result cuMemsetD8Async(Address to, unsigned char value, size_t n, void *s) {
   memset((void *)to, value, n);
-  return s == a_stream ? SUCCESS : INVALID_VALUE;
+  return is_stream(s) ? SUCCESS : INVALID_VALUE;
 }
-Result cuStreamSynchronize(void *stream) { return stream == a_stream ? fake_status : INVALID_VALUE; }
-Result cuEventCreate(void **event, unsigned flags) { *event = calloc(1, sizeof(struct timespec)); return flags; }
+Result cuStreamSynchronize(void *stream) { return is_stream(stream) ? fake_status : INVALID_VALUE; }
+Result cuEventCreate(void **event, unsigned flags) {
+  *event = calloc(1, sizeof(struct timespec));
+  return flags == 0 || flags == 2 ? SUCCESS : INVALID_VALUE;  // 2: without a time
+}
 Result cuEventRecord(void *event, void *stream) {
-  return clock_gettime(CLOCK_MONOTONIC, event) || (stream != a_stream && stream != (void *)1);  // ours, the default one
+  return clock_gettime(CLOCK_MONOTONIC, event) || (!is_stream(stream) && stream != (void *)1);  // ours, the default one
 }
-Result cuStreamWaitEvent(void *stream, void *event, unsigned flags) { return stream && event ? flags : INVALID_VALUE; }
+Result cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
+  return (is_stream(stream) || stream == (void *)1) && event ? flags : INVALID_VALUE;
+}
 Result cuEventQuery(void *event) { return event ? SUCCESS : INVALID_VALUE; }
 Result cuEventDestroy_v2(void *event) { free(event); return SUCCESS; }
 Result cuEventRecordWithFlags(void *event, void *stream, unsigned flags) {

@@ -15,7 +15,7 @@ from tests.cuda.emulated import compiler
 HERE = Path(__file__).parent
 SCRIPT = """
 import ctypes, numpy as np, smelt, smelt.engine.native, smelt.stop
-from smelt.device import cuda, cuda_driver, registry
+from smelt.device import cuda, cuda_driver, cuda_queue, registry
 from smelt.errors import DeviceError, RunError
 from tests.cuda.emulated import HEADER, compile_emulated
 
@@ -33,8 +33,8 @@ registry.find_device.cache_clear()
 assert device.missing() is None and device.target().name == "sm_90" and device.model == "a driver for tests"
 print(dict(device.facts()), device.stats())
 replays = []
-plain = cuda_driver.CudaDriver.replay
-cuda_driver.CudaDriver.replay = lambda self, graph: replays.append(plain(self, graph))
+plain = cuda_queue.CudaQueue.replay
+cuda_queue.CudaQueue.replay = lambda self, graph: replays.append(plain(self, graph))
 pixels = np.random.default_rng(3).random((5, 64), np.float32)
 want = smelt.load("smelt/assets/digits.onnx", engine="reference")(pixels)["probabilities"]
 with smelt.load("smelt/assets/digits.onnx", device="cuda", engine="native") as model:
@@ -63,13 +63,16 @@ made = engine.compile(parse(text)).prepare(Weights.of({}))
 x = engine.put(HostBuffer.of(np.ones((3, 5), np.float32)))
 for _ in range(3): made(x)
 driver = device.driver
-driver._cuda, driver._fast = Counted(driver._cuda), Counted(driver._fast)
+queue = driver.queues.current
+assert driver.queues.all == [queue], "one program at a time needs one stream"
+driver.direct = Counted(driver.direct)
+driver.api = queue._api = Counted(driver.api)
 (y,) = made(x)
 assert called == ["cuGraphLaunch"], called
 assert y.numpy().tolist() == [[-1] * 5] * 3
 del y
 called.clear()
-array, library = np.arange(15, dtype=np.float32).reshape(3, 5), driver._fast.library
+array, library = np.arange(15, dtype=np.float32).reshape(3, 5), driver.direct.library
 small = engine.put(HostBuffer.of(array))  # its bytes are staged: the call waits for nothing
 assert [each for each in called if "Alloc" not in each] == ["cuMemcpyHtoDAsync_v2"], called
 called.clear()
@@ -81,12 +84,12 @@ assert np.array_equal(small.numpy(), array) and called == ["cuEventSynchronize"]
 called.clear()
 for _ in range(100):  # a piece comes again, read or not
     small.copy_to_host()
-assert called == copied * 100 and len(driver._pieces) == cuda_driver.PIECES - 1, called
+assert called == copied * 100 and len(queue._pieces) == cuda_queue.PIECES - 1, called
 assert np.array_equal(small.numpy(), array) and np.array_equal(small.numpy(), array)
-assert len(driver._pieces) == cuda_driver.PIECES
+assert len(queue._pieces) == cuda_queue.PIECES
 del small
 called.clear()
-cuda_driver.SMALL = 0
+cuda_queue.SMALL = 0
 for pinned in (0, array.ctypes.data):  # the device reads memory that is pinned later: it may change after the call
     ctypes.c_uint64.in_dll(library, "fake_pinned").value = pinned
     engine.put(HostBuffer.of(array))
@@ -95,34 +98,57 @@ assert [each for each in called if "Alloc" not in each] == [*asked, *asked, "cuS
 called.clear()
 (y,) = made(x, stop=smelt.stop.Stop(5.0))
 assert called == ["cuGraphLaunch", "cuEventCreate", "cuEventRecord", "cuEventQuery", "cuEventDestroy"], called
-driver._cuda, driver._fast = driver._cuda.library, driver._fast.library
-first = device.driver.event()
-assert device.driver.seconds(first, device.driver.event()) >= 0
-taken = device.driver.allocate(1000)
-device.driver.free(taken)
-assert device.driver.allocate(600) == taken, "freed memory comes again"
-device.driver.free(taken)
-device.driver._release()
-cuda_driver.LARGE = 1 << 20  # pinned memory for smaller copies than usual
+called.clear()
+other = engine.compile(parse(text)).prepare(Weights.of({}))  # a second program has a stream of its own
+for _ in range(6): (z,) = other(x)
+second = z.block.home
+assert driver.queues.all == [queue, second] and x.block.home is queue
+assert called.count("cuStreamWaitEvent") == 1, called  # for x, the first time
+called.clear()
+(z,) = other(x)  # that is in order already
+assert called == ["cuGraphLaunch"], called
+for _ in range(6):
+    called.clear()
+    (y,) = made(x)
+assert called == ["cuGraphLaunch"], called
+for _ in range(5):
+    called.clear()
+    (z,) = made(other(x)[0])
+waits = [each for each in called if each in ("cuEventRecord", "cuStreamWaitEvent", "cuStreamSynchronize")]
+assert waits[:2] == ["cuEventRecord", "cuStreamWaitEvent"] and len(waits) <= 4, called  # no wait of the host
+assert not any("EventCreate" in each for each in called), "events come again"
+assert z.numpy().tolist() == [[1] * 5] * 3
+second._api = driver.api.library
+del z
+driver.direct = driver.direct.library
+driver.api = queue._api = driver.api.library
+first = queue.event()
+assert driver.seconds(first, queue.event()) >= 0
+taken = queue.allocate(1000)
+queue.free(taken)
+assert queue.allocate(600) == taken, "freed memory comes again"
+queue.free(taken)
+driver.release()
+cuda_queue.LARGE = 1 << 20  # pinned memory for smaller copies than usual
 large = np.random.default_rng(4).integers(0, 256, (3 << 20) + 5, np.uint8)
 there = device.copy(HostBuffer.of(large))
 assert np.array_equal(there.numpy(), large)
 del there
-device.driver._release()
-cuda_driver.MOST_SPARED = 2048
-large, small = device.driver.allocate(2048), device.driver.allocate(512)
-device.driver.free(large)
-device.driver.free(small)
-assert not device.driver._spare[2048], "too much: large memory goes first"
-assert device.driver.allocate(512) == small
-device.driver.free(small)
+driver.release()
+driver.spare.most = 2048
+large, small = queue.allocate(2048), queue.allocate(512)
+queue.free(large)
+queue.free(small)
+assert driver.spare.bytes == 512, "too much: large memory goes first"
+assert queue.allocate(512) == small
+queue.free(small)
 try:
-    device.driver.allocate(1 << 40)
+    queue.allocate(1 << 40)
 except RunError as error:
     assert "no memory left on the GPU" in str(error)
 else:
     raise AssertionError("a terabyte")
-assert not device.driver._spare, "spare memory was tried first"
+assert not driver.spare.bytes, "spare memory was tried first"
 try:
     registry.find_device("cuda:7").target()
 except DeviceError as error:
@@ -131,14 +157,14 @@ else:
     raise AssertionError("an eighth device")
 class Lent:  # an array of another library
     def __dlpack__(self, stream):
-        assert stream == driver._stream_address != 0, "its work goes in front of ours"
+        assert stream == queue.stream != 0, "its work goes in front of ours"
         return y.__dlpack__(stream=1)
     def __dlpack_device__(self): return y.__dlpack_device__()
 assert made(Lent())[0].numpy().tolist() == [[1] * 5] * 3
-assert len(driver._kept) == 1
+assert len(queue._kept) == 1
 made(Lent())
-assert len(driver._kept) == 1, "the work before is done"
-library = driver._fast
+assert len(queue._kept) == 1, "the work before is done"
+library = driver.direct
 ctypes.c_int.in_dll(library, "fake_version").value = 11040
 assert "too old" in device.missing() and "CUDA 11.4" in device.lacks("sm_90", ())
 ctypes.c_int.in_dll(library, "fake_version").value = 13000

@@ -234,9 +234,9 @@ def test_large_copies_go_through_a_ring_of_buffers() -> None:
         return address
 
     source = np.random.default_rng(0).integers(0, 256, 730, np.uint8)
-    ring = Ring([*np.zeros((3, 100), np.uint8)], send, waited.append, threads=4)
+    ring = Ring([*np.zeros((3, 100), np.uint8)], waited.append, threads=4)
     for _ in range(2):
-        ring.copy(20, 730, lambda part, start: np.copyto(part, source[start : start + part.size]))
+        ring.copy(20, 730, lambda part, start: np.copyto(part, source[start : start + part.size]), send)
         assert memory[20:750].tolist() == source.tolist()
     assert memory[:20].sum() == memory[750:].sum() == 0
     assert sorted(sent)[:2] == [(20, 100), (20, 100)]
@@ -248,8 +248,8 @@ def test_large_copies_go_through_a_ring_of_buffers() -> None:
             raise FileError("the file ended")
 
     with pytest.raises(FileError):
-        ring.copy(0, 730, fail)
-    ring.copy(20, 730, lambda part, start: np.copyto(part, 7))  # every buffer came back
+        ring.copy(0, 730, fail, send)
+    ring.copy(20, 730, lambda part, start: np.copyto(part, 7), send)  # every buffer came back
     assert memory[20:750].tolist() == [7] * 730
 
 
@@ -276,7 +276,7 @@ def test_an_interrupted_copy_writes_nothing_later() -> None:
         begun.append(start)
         gate.wait(60)
 
-    ring = Ring([*np.zeros((2, 10), np.uint8)], send, lambda event: None, threads=2)
+    ring = Ring([*np.zeros((2, 10), np.uint8)], lambda event: None, threads=2)
     submit = ring._pool.submit
 
     def interrupted(*given: Any) -> Any:
@@ -292,7 +292,7 @@ def test_an_interrupted_copy_writes_nothing_later() -> None:
 
     ring._pool.submit = interrupted  # type: ignore[method-assign,assignment]
     with pytest.raises(KeyboardInterrupt):
-        ring.copy(0, 1000, read)
+        ring.copy(0, 1000, read, send)
     assert sorted(begun) == sorted(ended)
     ring._pool.shutdown()
     assert sorted(begun) == sorted(ended)

@@ -25,6 +25,7 @@ class Clock:
         self.now, self.haste = 0.0, itertools.cycle(haste or (1.0,))
         self.source, self.spans = "", list[float]()
         self.allocated: dict[int, int] = {}
+        self.queues = SimpleNamespace(current=self)
 
     def compile(self, text: str) -> bytes:
         self.source = text
@@ -46,7 +47,7 @@ class Clock:
         self.allocated[address] = count
         return address
 
-    def free(self, address: int) -> None: ...
+    def free(self, address: int, after: Any = ()) -> None: ...
 
     def event(self) -> float:
         return self.now

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from smelt.device.entry import DataCheck, Entry, SizeCheck
 from smelt.device.gpu_buffer import Block, GpuBuffer
 from smelt.device.gpu_program import MOST_GRAPHS, GpuAccount, GpuBound, GpuProgram, to_device
 from smelt.device.host_plan import MOST_BLOCKS, MOST_BYTES, PlanError, PlanProgram, Run
+from smelt.device.order import Mark, Order, Queues
 from smelt.dtype import Array, dtype
 from smelt.errors import CancelledError, DeviceError, MemoryLimitError, RunError, ShapeError, SizeError, TimedOutError
 from smelt.shape import Shape
@@ -38,6 +38,8 @@ class HostDriver:
         self.replayed, self.forgotten, self.waited, self.graph = 0, 0, 0, list[Callable[[], None]]()
         self.recording, self.queries = False, 0
         self.stream: int | None = None
+        self.queues = Queues(lambda: self, most=1)
+        self.order = Order(self, self.queues)
         self.streams: list[tuple[str, Any]] = []
 
     def view(self, address: int, element: str, count: int) -> Array:
@@ -54,8 +56,13 @@ class HostDriver:
         self.allocated[address] = count
         return address
 
-    def free(self, address: int) -> None:
+    def free(self, address: int, after: Sequence[Mark] = ()) -> None:
+        assert not after, "there is one queue"
         del self.allocated[address]
+
+    def mark(self) -> Any: ...
+
+    def after(self, event: Any) -> None: ...
 
     def upload(self, address: int, array: Array) -> None:
         self.data[address : address + array.nbytes] = np.frombuffer(array.tobytes(), np.uint8)
@@ -225,7 +232,7 @@ def test_launches_share_memory_and_get_buffers_then_sizes_then_memory() -> None:
     assert made.launch_bytes() == 3 + 2 * 4 * 3
     assert made.shared_bytes([]) == 0
     made.start()
-    driver: Any = made.driver
+    driver: Any = made.queue
     first, second = driver.launches
     assert first == ("k", 3, 32, [80, 70, 7, 12, 1000], 16)
     assert second == ("other", 3, 32, [70, 12, 1064], 16)
@@ -242,7 +249,7 @@ def test_launches_begin_early_if_they_wait_themselves() -> None:
     early = [launch(waits=True), launch(waits=True), launch(awaits=[0]), launch()]
     made = run(plan([*early, copy, *early], [12, 8, 0], buffers=buffers), buffers=[1000, 1100])
     made.start()
-    assert made.driver.overlaps == [False, True, True, False] * 2  # type: ignore[attr-defined]
+    assert made.queue.overlaps == [False, True, True, False] * 2  # type: ignore[attr-defined]
 
 
 def test_copies_move_bytes_between_different_buffers() -> None:
@@ -251,7 +258,7 @@ def test_copies_move_bytes_between_different_buffers() -> None:
     steps += [{"do": "copy", "source": 0, "target": 2}]
     made = run(plan(steps, [2, 8, 0], buffers=buffers), buffers=[1000, 1100, 1200])
     made.start()
-    assert made.driver.moves == [(1100, 1000, 8)]  # type: ignore[attr-defined]
+    assert made.queue.moves == [(1100, 1000, 8)]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -264,9 +271,9 @@ def test_branches(element: str, value: int, branch: int) -> None:
         plan([{"do": "branch", "selector": 0, "branches": branches}], [1], buffers=[buffer("argument", element, [], 0)])
     )
     made.buffers.append(2000)
-    made.driver.view(2000, "ui8" if element == "i1" else element, 1)[0] = value  # type: ignore[attr-defined]
+    made.queue.view(2000, "ui8" if element == "i1" else element, 1)[0] = value  # type: ignore[attr-defined]
     made.start()
-    assert [each[0] for each in made.driver.launches] == [str(branch)]  # type: ignore[attr-defined]
+    assert [each[0] for each in made.queue.launches] == [str(branch)]  # type: ignore[attr-defined]
     assert made.program.functions.keys() == {*map(str, range(len(branches)))}
 
 
@@ -279,9 +286,9 @@ def test_loops_end_where_the_flag_is_false() -> None:
     made.functions["body"] = step
     polls: list[int] = []
     call = run(made, buffers=[2000], polls=polls)
-    call.driver.view(2000, "ui8", 1)[0] = 3  # type: ignore[attr-defined]
+    call.queue.view(2000, "ui8", 1)[0] = 3  # type: ignore[attr-defined]
     call.start()
-    names = [each[0] if isinstance(each[0], str) else "body" for each in call.driver.launches]  # type: ignore[attr-defined]
+    names = [each[0] if isinstance(each[0], str) else "body" for each in call.queue.launches]  # type: ignore[attr-defined]
     assert names == ["head", "body"] * 3 + ["head"]
     assert len(polls) == 4 + 3 + 3 + 1
 
@@ -290,11 +297,11 @@ def test_checks_of_data_and_of_sizes() -> None:
     buffers = [buffer("argument", "i1", [0, 1], 0), buffer("argument", "i64", [], 0), buffer("argument", "i1", [2], 0)]
     require = {"do": "require", "flags": 0, "check": 5, "numbers": [1]}
     made = run(plan([require, {**require, "flags": 2}], [2, 3, 0], buffers=buffers), buffers=[2000, 2100, 2200])
-    flags = made.driver.view(2000, "ui8", 7)  # type: ignore[attr-defined]
+    flags = made.queue.view(2000, "ui8", 7)  # type: ignore[attr-defined]
     flags[:6] = 1
     made.start()
     flags[5] = 0
-    made.driver.view(2100, "i64", 1)[0] = -7  # type: ignore[attr-defined]
+    made.queue.view(2100, "i64", 1)[0] = -7  # type: ignore[attr-defined]
     with pytest.raises(PlanError) as caught:
         made.start()
     assert (caught.value.status, caught.value.record) == (FAILED + 5, (-7,))
@@ -319,8 +326,8 @@ def test_sizes_from_data_grow_buffers() -> None:
         buffers=[2000, 0, 0],
     )
     assert made.program.segments == ()
-    values = made.driver.view(2000, "i64", 1)  # type: ignore[attr-defined]
-    driver: Any = made.driver
+    values = made.queue.view(2000, "i64", 1)  # type: ignore[attr-defined]
+    driver: Any = made.queue
     for value, held in ((3, {1: 12, 2: 40}), (2, {1: 12, 2: 40}), (4, {1: 16, 2: 44}), (0, {1: 16, 2: 44})):
         values[0] = value
         made.start()
@@ -334,7 +341,7 @@ def test_sizes_from_data_grow_buffers() -> None:
         assert (caught.value.status, caught.value.record) == (NO_MEMORY, (4 * value,))
     empty = run(plan([measure], sizes, buffers=buffers[:2]), 6, buffers=[2000, 0])
     empty.start()
-    assert (empty.held, empty.driver.allocated) == ({1: 0}, {1000: 1})  # type: ignore[attr-defined]
+    assert (empty.held, empty.queue.allocated) == ({1: 0}, {1000: 1})  # type: ignore[attr-defined]
 
 
 def test_runs_of_steps_that_a_graph_may_hold() -> None:
@@ -383,7 +390,7 @@ def doubling(entry: Entry | None = None, account: GpuAccount | None = None, **mo
     driver = HostDriver()
     shape = Shape("f32", "N")
     entry = entry or Entry("f", (shape, shape), (shape,), ("N",), ("w", "x"), (SizeCheck("N <= 8", "too long"),))
-    program = GpuProgram(driver, PlanProgram(given, found.__getitem__), entry, [bytes([1, 2, 3])], threading.Lock())
+    program = GpuProgram(driver, PlanProgram(given, found.__getitem__), entry, [bytes([1, 2, 3])])
     return driver, program.bind((np.array([1, 2, 3], np.float32),), {"N": 3, "other": 5}, account)
 
 
@@ -419,7 +426,7 @@ def test_a_call_that_came_before_asks_the_driver_for_memory_and_one_graph() -> N
     driver, bound = doubling()
     x = GpuBuffer.of(driver, f32(1, 1, 1), Shape("f32", "N"))
     driver.allocate = lambda count: 30_000 + 64 * (count == 12)  # type: ignore[method-assign]
-    driver.free = lambda address: None  # type: ignore[method-assign]
+    driver.free = lambda address, after=(): None  # type: ignore[method-assign]
     for _ in range(2):
         bound((x,))
     called: list[str] = []
