@@ -213,6 +213,7 @@ class GpuBound:
         self._cancelled = 0
         self._queue: Queue | None = None  # from the first call on
         self._leave: Callable[[], object] | None = None  # gives it back
+        self._beside: GpuBound | None = None  # a program on the same queue
         self._arena: GpuBuffer | None = None
         self._notes: GpuBuffer | None = None  # what checks of the last call noted
         self._addresses = [each.address for each in held], [each.address for each in program.constants]
@@ -302,6 +303,11 @@ class GpuBound:
                 guard()  # otherwise when a result is read
         return done
 
+    def share_queue(self, other: GpuBound) -> None:
+        """Before the first call: calls take turns with those of a program that was called, as they give each other
+        buffers."""
+        self._beside = other
+
     def _choose_queue(self, held: Sequence[GpuBuffer]) -> Queue:
         """The queue of all calls. Programs of the same code, or with the same weights, are parts of one model, and
         share a queue: they give each other buffers. The same program, bound again, is to run at the same time."""
@@ -311,8 +317,10 @@ class GpuBound:
             if self._queue is not None:
                 return self._queue
             if loaded.queue is None:
-                holders = [queue for each in held if each.block.shared for queue in each.block.shared.holders]
-                loaded.queue, _ = queues.choose(loaded, holders)
+                preferred = [queue for each in held if each.block.shared for queue in each.block.shared.holders]
+                if self._beside is not None and self._beside._queue is not None:
+                    preferred = [self._beside._queue, *preferred]
+                loaded.queue, _ = queues.choose(loaded, preferred)
             queue = loaded.queue
             if queue in program.queues:
                 queue, self._leave = queues.choose(self)

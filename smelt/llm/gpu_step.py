@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from smelt.device.gpu_buffer import GpuBuffer
+from smelt.device.gpu_program import GpuBound
 from smelt.llm.batch import Batch, Drawn, Pools, Rows
 from smelt.llm.config import Config
 from smelt.llm.decoder import Picked
@@ -69,7 +70,13 @@ class GpuStep(Step):
             texts = Draw(number, "i32[s=S]" if kind[0] else None, number if kind[1] else None, number, number)
             logits = f"f32[s=S, v={self._config.v}]"
             platform = self._bound.platform
-            self._drawing[kind] = compile(draw_tokens, logits, texts, "i32[s=S]", platform=platform, facts=("S >= 1",))
+            made = compile(draw_tokens, logits, texts, "i32[s=S]", platform=platform, facts=("S >= 1",))
+            assert isinstance(made.compiled, NativeExecutable)
+            drawing, step = made.compiled.bound, self._program.bound
+            assert isinstance(drawing, GpuBound)
+            assert isinstance(step, GpuBound)
+            drawing.share_queue(step)
+            self._drawing[kind] = made
         return self._drawing[kind].compiled
 
     def memory(self, tokens: int, rows: int, sequences: int, pages: int) -> int:

@@ -284,6 +284,11 @@ class NativeExecutable(Closing):
         return self._bound.call_bytes(sizes)
 
     @property
+    def bound(self) -> Bound | None:
+        """The device's program with its weights; None where they are not bound."""
+        return self._bound
+
+    @property
     def memory(self) -> Memory | None:
         """Bytes in use now; None where the weights are not bound."""
         return None if self._bound is None else self._bound.memory

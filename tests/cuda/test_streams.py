@@ -495,6 +495,17 @@ def test_a_program_has_the_queue_with_the_fewest_programs() -> None:
     assert fifth._queue is not None
 
 
+def test_a_program_takes_turns_with_another_one() -> None:
+    """Where they are said to give each other buffers."""
+    driver, x = LazyDriver(Host(), 1, most_queues=3), np.zeros(COUNT, np.uint64)
+    step, draw, other = (checked_program(driver).bind((x,)) for _ in range(3))
+    draw.share_queue(step)
+    for each in (step, draw, other):
+        each((x,))
+    assert step._queue is draw._queue
+    assert other._queue is not step._queue
+
+
 def test_code_that_runs_on_two_queues_is_loaded_twice() -> None:
     """Its kernels count in static memory."""
     driver, loads = LazyDriver(Host(), 1), list[dict[str, Any]]()
