@@ -94,8 +94,14 @@ def write_pages(pool: Tensor, new: Tensor, page: Tensor, place: Tensor) -> Tenso
     )
     region = scalar_region(pool.dtype, lambda _, b: b)
     updates = new.transpose("s", *kept)
-    attributes = {"scatter_dimension_numbers": dims, "unique_indices": True}
-    return emit("scatter", pool, wide, updates, names=pool.axes, regions=(region,), **attributes)
+    return emit(
+        "scatter",
+        *(pool, wide, updates),
+        names=pool.axes,
+        regions=(region,),
+        scatter_dimension_numbers=dims,
+        unique_indices=True,
+    )
 
 
 def sequence_attention(
