@@ -178,7 +178,10 @@ def stream_stages(mma: Mma, blocks: Size | None) -> int:
 def stream_blocks(mma: Mma, blocks: Size | None) -> int:
     """Blocks on a multiprocessor, of all in a launch: they share its memory, so they spread evenly even if they begin
     where blocks of the launch in front of them have ended."""
-    most = SPLIT_STREAM_BLOCKS if isinstance(mma.accumulate, Split) else STREAM_BLOCKS
+    most = STREAM_BLOCKS
+    match mma.accumulate:
+        case Split(count=Number(count), tiles=Amount(int(tiles))):  # also where the number of rows is dynamic
+            most, blocks = SPLIT_STREAM_BLOCKS, int(count.real) * tiles
     return min(most, -(-blocks // ALONE)) if isinstance(blocks, int) and blocks > 0 else most
 
 
