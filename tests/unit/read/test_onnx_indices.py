@@ -12,7 +12,7 @@ from onnx import helper
 
 from smelt.device import cpu
 from smelt.dtype import Array
-from smelt.engine.native import compile_all
+from smelt.engine.native import NativeEngine, compile_all
 from smelt.engine.reference import ReferenceEngine
 from smelt.errors import RunError, ShapeError, SmeltError
 from smelt.ir.core import Program
@@ -145,8 +145,25 @@ def test_compress_selects_no_element_past_the_end(known: bool, tmp_path: Path) -
     executable = ReferenceEngine().compile(program).prepare(weights)
     more = () if known else (keep,)
     np.testing.assert_array_equal(executable(np.arange(4, dtype=np.float32), *more)[0], [0, 2])
-    with pytest.raises(RunError, match=r"Compress: elements .*: 3 is more than 2"):
+    with pytest.raises(RunError, match=r"Compress: elements .*: 3 is more than 2|indices are 0 to 2, .* the size 2"):
         executable(np.zeros(2, np.float32), *more)
+
+
+@pytest.mark.parametrize("size", ["2", "N"])
+def test_a_condition_may_be_longer_than_the_axis(size: str, tmp_path: Path) -> None:
+    """Where what it selects is there, as in onnxruntime and NumPy."""
+    node = Node("Compress", f"data:f32[{size}] keep:i1[4]", domain="", axis=0)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(node.model({}).SerializeToString())
+    program, weights = read(path)
+    data = np.array([5, 6], np.float32)
+    for engine in (ReferenceEngine(), NativeEngine()):
+        executable = engine.compile(program).prepare(weights)
+        for keep in ([False, True, False, False], [False] * 4):
+            want = np.compress(keep, data)
+            np.testing.assert_array_equal(np.asarray(executable(data, np.array(keep))[0]), want)
+        with pytest.raises(RunError, match=r"indices are 1 to 3, .* the size 2"):
+            executable(data, np.array([False, True, False, True]))
 
 
 def test_constant_indices_are_refused_at_import(tmp_path: Path) -> None:

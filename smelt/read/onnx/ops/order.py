@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from smelt.dim import product
+from smelt.dim import at_most, product
 from smelt.dtype import dtype, i1, i64
 from smelt.errors import ShapeError, UnsupportedError
 from smelt.ir.attributes import ScatterDims
@@ -99,10 +99,10 @@ def compress(g: Graph, input: Value, condition: Tensor, *, axis: int | None = No
         if places.size:
             g.check_at_most(int(places[-1]) + 1, x.shape.sizes[place], "Compress: elements that condition selects")
         return g.take(x, g.value(Tensor.constant(places)), place)
-    flags = g.value(condition)
-    g.check_at_most(flags.shape.sizes[0], x.shape.sizes[place], "Compress: elements of condition")
+    flags, size = g.value(condition), x.shape.sizes[place]
     (kept,) = keep_where(g, flags, [g.iota(i64, flags.shape.sizes, 0)])
-    return g.take(x, kept, place)
+    is_within = at_most(flags.shape.sizes[0], size)  # else nothing behind the axis may be selected
+    return g.take(x, kept, place) if is_within else g.take_checked(x, kept, place)
 
 
 @onnx_op("Unique", since=11)
