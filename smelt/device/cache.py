@@ -73,7 +73,7 @@ class Contents(Protocol):
     def keep(self, key: str, content: bytes) -> object: ...
 
 
-# Bytes that this process may add to a folder with a limit before it counts again what lies there.
+# Bytes that this process may add to a folder with a limit before it counts again what is there.
 _room: dict[tuple[Path, int], int] = {}
 
 _elsewhere: list[Contents | None] = []  # of the process that compiles for this one, and has the cache
