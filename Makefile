@@ -14,6 +14,9 @@ CORE := $(VENV)/.core-$(KEY)
 DEV := $(VENV)/.dev-$(KEY)
 TOOLS := build/tools
 
+# Test processes start Python some hundred times; without kept bytecode each compiles the package again.
+export PYTHONDONTWRITEBYTECODE :=
+
 # PART=kernel runs everything of that name: tests/kernel, tests/unit/kernel, tests/unit/test_kernel.py, and the examples
 # in the docstrings of smelt/kernel or smelt/kernel.py. Several names may be given. What is no such name is a keyword (-k).
 places = $(wildcard tests/$(1) tests/unit/$(1) tests/unit/test_$(1).py smelt/$(1) smelt/$(1).py)

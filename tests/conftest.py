@@ -1,5 +1,6 @@
 """What every test may ask for: the public suites, and one hypothesis profile. What it must leave as it was."""
 
+import gc
 import logging
 import os
 import secrets
@@ -8,6 +9,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+# Before NumPy and JAX are imported, here and in the processes that tests start. Two test processes share the cores, and
+# threads of a BLAS that wait for work take the time of the other. XLA compiles what runs once: an oracle.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
 
 import numpy as np
 import pytest
@@ -56,6 +63,23 @@ def pytest_report_header() -> list[str]:
         f"suites: {suites_folder() or f'absent, their tests are skipped ({ABSENT})'}",
         f"models: {models_folder() or f'absent, their tests are skipped ({NO_MODELS})'}",
     ]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtestloop() -> Iterator[None]:
+    """What all tests share (modules, the tests themselves) is no garbage: no collection looks at it again."""
+    gc.collect()
+    gc.freeze()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Nor at what a file of tests leaves: modules that it imported, caches of other packages."""
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session")

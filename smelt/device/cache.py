@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # imported where it is used: running a bundle does not need i
     from pathlib import Path
 
 LIMIT = 2 << 30
+WRITERS = 8  # processes that may fill one folder at the same time
 SCRATCH = "smelt-build-"  # prefix of build folders
 _ENTRY = r"([0-9a-f]{40})-([0-9a-f]{32})\.so"
 _UNFINISHED = r"\.[0-9a-f]{40}-[0-9a-f]{32}\.so-[0-9a-f]{16}\.part|[0-9a-f]{40}-[^.]*\.part"
@@ -71,6 +72,9 @@ class Contents(Protocol):
 
     def keep(self, key: str, content: bytes) -> object: ...
 
+
+# Bytes that this process may add to a folder with a limit before it counts again what is there.
+_room: dict[tuple[Path, int], int] = {}
 
 _elsewhere: list[Contents | None] = []  # of the process that compiles for this one, and has the cache
 
@@ -159,6 +163,12 @@ class Cache(Frozen):
 
     def _evict(self, newest: Path) -> None:
         """Remove the least recently used entries until the limit is met. `newest` stays."""
+        room = _room.get((self.folder, self.limit), 0) - newest.stat().st_size
+        if room <= 0:
+            room = (self.limit - _count_bytes(self.folder)) // WRITERS
+        _room[self.folder, self.limit] = room
+        if room >= 0:
+            return
         entries = sorted(self.entries(), key=lambda entry: entry.used)
         total = sum(entry.bytes for entry in entries)
         for entry in entries:
@@ -325,14 +335,27 @@ def _open_entry(entry: Entry) -> int | None:
 
 
 def _entries(folder: Path, key: str) -> Iterator[Entry]:
-    for path in _files(folder):
-        named = re.fullmatch(_ENTRY, path.name)
-        if named and (not key or named[1] == key):
+    """The entries of a key, or all. A folder may hold thousands, so nothing is made of the names of others."""
+    from pathlib import Path
+
+    for file in _files(folder, key):
+        named = re.fullmatch(_ENTRY, file.name)
+        if named:
             try:
-                facts = path.stat()
+                facts = file.stat(follow_symlinks=False)
             except OSError:  # removed by another process
                 continue
-            yield Entry(path, named[1], named[2], facts.st_size, facts.st_mtime)
+            yield Entry(Path(file.path), named[1], named[2], facts.st_size, facts.st_mtime)
+
+
+def _count_bytes(folder: Path) -> int:
+    """The bytes of all entries, and of what else has such a name."""
+    total = 0
+    for file in _files(folder):
+        if file.name.endswith(".so"):
+            with suppress(OSError):  # removed by another process
+                total += file.stat(follow_symlinks=False).st_size
+    return total
 
 
 def _digest(content: bytes) -> str:
@@ -341,11 +364,11 @@ def _digest(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-def _files(folder: Path) -> list[Path]:
-    from pathlib import Path
-
+def _files(folder: Path, start: str = "") -> list[os.DirEntry[str]]:
+    """The files of a folder whose names begin with a text."""
     try:
-        return [Path(each.path) for each in os.scandir(folder) if each.is_file(follow_symlinks=False)]
+        with os.scandir(folder) as files:
+            return [each for each in files if each.name.startswith(start) and each.is_file(follow_symlinks=False)]
     except OSError:  # no folder yet, or it is not readable
         return []
 

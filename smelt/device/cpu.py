@@ -114,17 +114,7 @@ def _ask_elsewhere(source: str | Sequence[str], extra: Sequence[str], processor:
 
 def build_bytes(source: Sequence[str], *extra: str) -> bytes:
     """The library that `build` would load, for this machine's `target()`; it is not loaded."""
-    from pathlib import Path
-
-    work = _Work.of(source, target(), extra)
-    store = kept.default()
-    found = store.read(work.key)
-    if found is not None:
-        return found
-    with work.run(store.folder) as scratch:
-        made = Path(scratch) / LIBRARY
-        store.put(work.key, made)
-        return made.read_bytes()
+    return _Work.of(source, target(), extra).read()
 
 
 def compile_to(path: Path, source: str | Sequence[str], *extra: str, processor: Target | None = None) -> None:
@@ -142,19 +132,10 @@ def compile_to(path: Path, source: str | Sequence[str], *extra: str, processor: 
 
 
 def compile_bytes(source: str | Sequence[str], *extra: str, processor: Target) -> bytes:
-    """The same as bytes; what is in the cache already is not compiled again."""
-    import tempfile
-    from pathlib import Path
-
+    """The same as bytes, through the cache."""
     if _elsewhere:
         return _ask_elsewhere(source, extra, processor)
-    found = kept.default().read(_Work.of(source, processor, extra).key)
-    if found is not None:
-        return found
-    with tempfile.TemporaryDirectory(prefix="smelt-bundle-") as folder:
-        made = Path(folder) / "code.so"
-        compile_to(made, source, *extra, processor=processor)
-        return made.read_bytes()
+    return _Work.of(source, processor, extra).read()
 
 
 # ---- compiling ----
@@ -180,6 +161,19 @@ class _Work:
         named = [*command, _version(command), *flags, processor.name, *sorted(processor.features), *texts]
         key = hashlib.blake2b("\0".join(named).encode(), digest_size=20).hexdigest()
         return _Work(command, flags, texts, key)
+
+    def read(self) -> bytes:
+        """The library as bytes, through the cache."""
+        from pathlib import Path
+
+        store = kept.default()
+        found = store.read(self.key)
+        if found is not None:
+            return found
+        with self.run(store.folder) as scratch:
+            made = Path(scratch) / LIBRARY
+            store.put(self.key, made)
+            return made.read_bytes()
 
     def run(self, spare: Path) -> tempfile.TemporaryDirectory[str]:
         """Compile into a new temporary folder, or into one below `spare` where there is no space, and return the
@@ -249,10 +243,11 @@ def call_compiler(
     """Run the compiler. Its working directory is `folder`, because the caller's may have been removed."""
     import subprocess
 
-    found = command if os.sep not in command[0] else (os.path.abspath(command[0]), *command[1:])
+    started = _without_python(command)
+    started = started if os.sep not in started[0] else (os.path.abspath(started[0]), *started[1:])
     try:
         done = subprocess.run(
-            [*found, *arguments],
+            [*started, *arguments],
             cwd=folder,
             capture_output=True,
             text=True,
@@ -276,6 +271,22 @@ def call_compiler(
             got=done.stderr.strip()[-2000:] or f"exit code {done.returncode}",
             remedy="set SMELT_CC to another compiler",
         )
+
+
+@cache
+def _without_python(command: tuple[str, ...]) -> tuple[str, ...]:
+    """The program that `python -m ziglang` would start, and any other command as it is. Python's own start takes
+    longer than many a small kernel."""
+    if command[:3] != (sys.executable, "-m", "ziglang"):
+        return command
+    from importlib.util import find_spec
+
+    spec = find_spec("ziglang")
+    for folder in (spec and spec.submodule_search_locations) or ():
+        program = os.path.join(folder, "zig.exe" if sys.platform == "win32" else "zig")
+        if os.access(program, os.X_OK):
+            return program, *command[3:]
+    return command
 
 
 def _count_kernels(text: str) -> int:

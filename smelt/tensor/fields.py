@@ -7,9 +7,18 @@ tracer (`arguments`) and `model` walk and copy models through this file.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
-from types import BuiltinFunctionType, FunctionType, MappingProxyType, MethodType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    FunctionType,
+    GetSetDescriptorType,
+    MappingProxyType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+    NoneType,
+)
 from typing import TYPE_CHECKING, Any
 
 from smelt.dim import Poly, Size, substitute
@@ -108,7 +117,11 @@ def holds_weights(value: Any) -> bool:
     return _holds(value, set())
 
 
-_PLAIN = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, str, int, float, complex, bytes)
+# What most members of a class are, and fields that are no layers: never a model.
+_PLAIN = (
+    FunctionType, str, int, NoneType, property, classmethod, staticmethod, MemberDescriptorType, GetSetDescriptorType,
+    type, ModuleType, BuiltinFunctionType, MethodType, float, complex, bytes,
+)  # fmt: skip
 
 
 def _is_model(value: Any, seen: set[int]) -> bool:
@@ -116,17 +129,21 @@ def _is_model(value: Any, seen: set[int]) -> bool:
     if isinstance(value, _PLAIN) or id(value) in seen or cls.__module__ == "builtins" or is_tensor(value):
         return False
     seen.add(id(value))
-    if has_shapes(cls) or any(_holds(item, seen) for item in fields_of(value).values()):
+    if has_shapes(cls) or _any_holds(fields_of(value).values(), seen):
         return True
     if id(cls) in seen:
         return False
     seen.add(id(cls))
-    return any(_holds(item, seen) for part in cls.__mro__[:-1] for item in vars(part).values())
+    return any(_any_holds(vars(part).values(), seen) for part in cls.__mro__[:-1])
+
+
+def _any_holds(values: Iterable[Any], seen: set[int]) -> bool:
+    return any(_holds(value, seen) for value in values if not isinstance(value, _PLAIN))
 
 
 def _holds(value: Any, seen: set[int]) -> bool:
     if isinstance(value, CONTAINERS):
-        return any(_holds(item, seen) for item in items_of(value).values())
+        return _any_holds(items_of(value).values(), seen)
     return is_tensor(value) or _is_model(value, seen)
 
 

@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import json
 import os
+import pickle
 import queue
 import signal
 import subprocess
@@ -25,6 +26,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +57,9 @@ class TimeOutError(Exception):
 # ---- the suite ----
 
 
+@cache
 def load_suite() -> list[Any]:
-    """Every case of the installed suite, in order of kind and name."""
+    """Every case of the installed suite, in order of kind and name. Making them takes seconds."""
     from onnx.backend.test.loader import load_model_tests
 
     with warnings.catch_warnings():
@@ -296,11 +299,12 @@ def compare_arrays(found: Any, want: Any, rtol: float, atol: float) -> None:
 # ---- all cases ----
 
 
-def serve() -> None:
-    """A worker: reads `engine index index …` lines, answers each index with one line of JSON."""
+def serve(path: Path) -> None:
+    """A worker: reads `engine index index …` lines, answers each index with one line of JSON. `path`: the pickled
+    cases."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever else prints goes to stderr
-    cases = load_suite()
+    cases = pickle.loads(path.read_bytes())
     for line in sys.stdin:
         engine, *indices = line.split()
         for result in Group(engine, [cases[int(index)] for index in indices]).results():
@@ -311,7 +315,8 @@ def serve() -> None:
 class Worker:
     """A process that runs cases, replaced when one kills it."""
 
-    def __init__(self) -> None:
+    def __init__(self, cases: Path) -> None:
+        self.cases = cases
         self.process: subprocess.Popen[str] | None = None
 
     def run(self, engine: str, indices: Sequence[int], names: Sequence[str]) -> Iterator[tuple[int, Case]]:
@@ -335,7 +340,7 @@ class Worker:
             return
 
     def start(self) -> subprocess.Popen[str]:
-        command = [sys.executable, str(Path(__file__).resolve()), "--worker"]
+        command = [sys.executable, str(Path(__file__).resolve()), "--worker", str(self.cases)]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
@@ -359,7 +364,8 @@ class Worker:
 
 def run_suite(engine: str, jobs: int, text: str = "", part: Callable[[str], bool] = lambda name: True) -> list[Case]:
     """Every case whose name contains a text and belongs to a part, in the suite's order."""
-    names = [case.name for case in load_suite()]
+    suite = load_suite()
+    names = [case.name for case in suite]
     chosen = [index for index, name in enumerate(names) if text in name and part(name)]
     group = min(GROUP, -(-len(chosen) // jobs)) if engine == "native" and chosen else 1
     todo: queue.SimpleQueue[Sequence[int]] = queue.SimpleQueue()
@@ -367,8 +373,8 @@ def run_suite(engine: str, jobs: int, text: str = "", part: Callable[[str], bool
         todo.put(chosen[i : i + group])
     found: dict[int, Case] = {}
 
-    def work() -> None:
-        worker = Worker()
+    def work(cases: Path) -> None:
+        worker = Worker(cases)
         while True:
             try:
                 indices = todo.get_nowait()
@@ -376,11 +382,15 @@ def run_suite(engine: str, jobs: int, text: str = "", part: Callable[[str], bool
                 return worker.close()
             found.update(worker.run(engine, indices, names))
 
-    threads = [threading.Thread(target=work) for _ in range(jobs)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with tempfile.TemporaryDirectory() as folder:
+        cases = Path(folder, "cases")
+        wanted = set(chosen)
+        cases.write_bytes(pickle.dumps({index: case for index, case in enumerate(suite) if index in wanted}))
+        threads = [threading.Thread(target=work, args=(cases,)) for _ in range(jobs)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     return [found[index] for index in sorted(found)]
 
 
@@ -390,10 +400,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="write what became of every case to this file")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--filter", default="", help="only cases whose name contains this")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.worker:
-        serve()
+        serve(options.worker)
         return 0
     began = time.monotonic()
     cases = run_suite(options.engine, options.jobs, options.filter)

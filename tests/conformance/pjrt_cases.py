@@ -6,6 +6,7 @@ checks are evaluated as they are written, with no allowance.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,6 +15,8 @@ from smelt.engine.pjrt import PjrtEngine
 from smelt.ir.core import Program
 from tests.conformance.native_cases import recast
 
+# The programs are small and run once. What is tested is what we hand to XLA, not how well it optimises.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
 ENGINE = PjrtEngine()
 
 
