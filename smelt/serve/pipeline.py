@@ -135,15 +135,14 @@ def _read_step(said: StepConfig, folder: Path) -> PythonStep | ModelStep:
 
 
 def _import(path: Path) -> Any:
-    """A Python file as a module that nothing else imports; a changed file is read again."""
+    """A Python file as a module that nothing else imports; a changed file is read again, whatever bytecode was kept."""
     if not path.is_file():
         raise FileError("no such file", got=path, remedy="check the path in the configuration")
     spec = importlib.util.spec_from_file_location(f"smelt_pipeline_{path.stem}", path)
     assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        exec(compile(path.read_bytes(), path, "exec", dont_inherit=True), vars(module))
     except SmeltError:
         raise
     except Exception as error:  # the author's code

@@ -202,6 +202,11 @@ def compile_each(programs: Sequence[Program]) -> list[Any]:
         return [made for program in programs for made in compile_each([program])]
 
 
+def prepare(cases: Sequence[Recast]) -> list[Any]:
+    """What was compiled from each, or the error."""
+    return compile_each([each.program for each in cases])
+
+
 def run_prepared(each: Recast, made: Any) -> Ran:
     """Run what was compiled and evaluate the checks; raises what went wrong."""
     if isinstance(made, Exception):

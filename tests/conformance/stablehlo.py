@@ -4,8 +4,8 @@
 
 A case passes when its text parses and verifies, comes back the same from our printer, and runs with every check
 holding. Cases run in worker processes: one that crashes or hangs fails alone. `--falsify` changes one expected element
-in a copy of each program and counts the copies that are noticed. The native engine takes programs in groups
-(`native_cases.py`), and a group whose worker dies again one by one.
+in a copy of each program and counts the copies that are noticed. The native and the pjrt engine take programs in groups
+(`native_cases.py`, `pjrt_cases.py`), and a group whose worker dies again one by one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ sys.path.insert(0, str(ROOT))
 CHECK_OPS = ("check.expect_",)
 CHECK_CALLS = ("check.expect_eq", "check.expect_almost_eq", "check.expect_close", "check.eq")
 
-GROUP = 40  # programs that the native engine compiles as one C file
+GROUP = {"native": 40, "pjrt": 20}  # programs that an engine compiles as one
 
 Engine = Callable[[Any, str, Sequence[Any]], Sequence[Any]]  # (program, function, arguments) -> results
 
@@ -164,11 +164,11 @@ def conclusion(program: Any, notes: Sequence[str]) -> str:
     return "; ".join(notes)
 
 
-# ---- groups of cases on the native engine ----
+# ---- groups of cases on engines that compile them together ----
 
 
 class Entry(NamedTuple):
-    """A function of a case as the native engine takes it."""
+    """A function of a case as these engines take it."""
 
     func: Any
     note: str
@@ -187,18 +187,16 @@ def read_entries(path: Path) -> tuple[Any, str, list[Entry]]:
     return program, text, found
 
 
-def run_group(paths: Sequence[Path]) -> Iterator[tuple[str, str, int]]:
+def run_group(engine: str, paths: Sequence[Path]) -> Iterator[tuple[str, str, int]]:
     """Status, detail and kernels of each file, in order, all compiled together."""
-    from tests.conformance import native_cases
-
+    taken = importlib.import_module(f"tests.conformance.{engine}_cases")
     cases: list[tuple[Any, str, list[Entry]] | CaseError] = []
     for path in paths:
         try:
             cases.append(read_entries(path))
         except CaseError as failure:
             cases.append(failure)
-    programs = [each.recast.program for case in cases if isinstance(case, tuple) for each in case[2]]
-    compiled = iter(native_cases.compile_each(programs))
+    compiled = iter(taken.prepare([each.recast for case in cases if isinstance(case, tuple) for each in case[2]]))
     for case in cases:
         if isinstance(case, CaseError):
             yield "failed", str(case), 0
@@ -207,7 +205,7 @@ def run_group(paths: Sequence[Path]) -> Iterator[tuple[str, str, int]]:
         made, kernels, notes = [next(compiled) for _ in found], 0, []
         try:
             for entry, executable in zip(found, made, strict=True):
-                ran = staged(f"run @{entry.func.name}", native_cases.run_prepared, entry.recast, executable)
+                ran = staged(f"run @{entry.func.name}", taken.run_prepared, entry.recast, executable)
                 kernels += ran.kernels
                 notes.append(entry.note or compare_results(entry.func, ran.results, text))
             yield "passed", conclusion(program, notes), kernels
@@ -458,8 +456,8 @@ def answer(request: dict[str, Any], engine: Engine) -> Iterator[tuple[str, str, 
     paths = [Path(path) for path in request["paths"]]
     if request["seed"] is not None:
         yield from ((*falsify_case(path, engine, request["seed"]), None) for path in paths)
-    elif request["engine"] == "native":
-        yield from run_group(paths)
+    elif request["engine"] in GROUP:
+        yield from run_group(request["engine"], paths)
     else:
         yield from ((*run_case(path, engine), None) for path in paths)
 
@@ -552,7 +550,7 @@ def run_folder(
     names = {path: path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*.mlir"))}
     paths = [path for path, name in names.items() if only in name and part(name)]
     jobs = jobs or os.cpu_count() or 1
-    group = min(GROUP, -(-len(paths) // jobs)) if engine == "native" and seed is None and paths else 1
+    group = min(GROUP.get(engine, 1), -(-len(paths) // jobs)) if seed is None and paths else 1
     pending: queue.SimpleQueue[Sequence[Path]] = queue.SimpleQueue()
     for i in range(0, len(paths), group):
         pending.put(paths[i : i + group])

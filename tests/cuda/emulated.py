@@ -33,7 +33,7 @@ FUNCTION = re.compile(
     re.MULTILINE,
 )
 WAITS = re.compile(r"__sync|smelt_(shuffle_|mma_|tile|few|stream|block_|round_row|decode|attend)|__shfl")
-FLAGS = ("-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing", "-w", "-shared", "-fPIC")
+FLAGS = ("-std=c++17", "-Og", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing", "-w", "-shared", "-fPIC")
 GUARD = 64
 
 

@@ -27,6 +27,9 @@ import smelt
 def shift(x):
     return x + FACTOR
 
+def is_in_folder(descriptor):  # of the saved file, not of the cache
+    return os.fstat(descriptor).st_ino in {each.inode() for each in os.scandir(os.path.dirname(sys.argv[1]))}
+
 executable = smelt.compile(shift, "f32[n=3]", engine="ENGINE")
 HOOK
 executable.save(sys.argv[1])
@@ -35,9 +38,10 @@ print("saved", flush=True)
 
 # The file is written when it is synced, and has not its name yet: this is where the process stands still.
 STAND_STILL = """
-def stand_still(_):
-    print("writing", flush=True)
-    time.sleep(600)
+def stand_still(descriptor):
+    if is_in_folder(descriptor):
+        print("writing", flush=True)
+        time.sleep(600)
 
 os.fsync = stand_still
 """
@@ -49,7 +53,7 @@ from smelt.bundle import write
 opened = write.os.fdopen
 
 def limited(descriptor, mode="r", **options):
-    if mode == "wb":
+    if mode == "wb" and is_in_folder(descriptor):
         resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, 2_000))
     return opened(descriptor, mode, **options)
 
@@ -144,6 +148,7 @@ def test_a_process_that_is_killed_while_it_fills_the_cache(tmp_path: Path) -> No
         import os, sys, time
         from pathlib import Path
         from smelt.device.cache import Cache
+        is_in_folder = lambda descriptor: True
         {textwrap.indent(STAND_STILL, " " * 8).strip()}
         Cache(Path(sys.argv[1])).put("0" * 40, Path(sys.argv[2]))
     """
