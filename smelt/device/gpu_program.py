@@ -27,7 +27,7 @@ from smelt.device.driver import Driver, Queue
 from smelt.device.entry import Entry, solve_symbols
 from smelt.device.gpu_buffer import Block, GpuBuffer, static_shape
 from smelt.device.host_plan import PlanError, PlanProgram, Run, Sized
-from smelt.device.order import begin, crosses, end, hold
+from smelt.device.order import NOW, Queues, begin, crosses, end, hold
 from smelt.dtype import Array, ui8
 from smelt.errors import CancelledError, MemoryLimitError, RunError, SmeltError
 from smelt.guard import Guard, guard_results, open_guards
@@ -89,6 +89,25 @@ class Loaded:
     def __init__(self, again: Callable[[], Callable[[str], Any]] | None = None) -> None:
         self.again = again
         self.queue: Queue | None = None  # of all that uses it
+        self._users = 0
+        self._leave: Callable[[], object] | None = None
+
+    def join(self, queues: Queues, preferred: Sequence[Queue]) -> Queue:
+        """The queue, for one more program. The caller has the lock."""
+        if self.queue is None or not self._users:
+            before = self.queue
+            self.queue, self._leave = queues.choose(self, preferred)
+            if before is not None:  # work of what is closed may still run there
+                self.queue.order.await_epoch(before.order, NOW)
+        self._users += 1
+        return self.queue
+
+    def part(self, queues: Queues) -> None:
+        """A program is closed, or gone."""
+        with queues.lock:
+            self._users -= 1
+            if not self._users and self._leave is not None:
+                self._leave()
 
 
 class GpuProgram:
@@ -212,7 +231,7 @@ class GpuBound:
         self._sizes = {name: size for name, size in sizes.items() if name in program.entry.symbols}
         self._cancelled = 0
         self._queue: Queue | None = None  # from the first call on
-        self._leave: Callable[[], object] | None = None  # gives it back
+        self._leave: Sequence[weakref.finalize[..., Any]] = ()  # give it back
         self._beside: GpuBound | None = None  # a program on the same queue
         self._arena: GpuBuffer | None = None
         self._notes: GpuBuffer | None = None  # what checks of the last call noted
@@ -316,18 +335,20 @@ class GpuBound:
         with queues.lock:
             if self._queue is not None:
                 return self._queue
-            if loaded.queue is None:
+            if loaded.queue is not None and loaded.queue in program.queues:
+                queue, leave = queues.choose(self)
+                if queue is not loaded.queue and loaded.again is not None:
+                    self._plan = program.plan.with_functions(loaded.again())
+            else:
                 preferred = [queue for each in held if each.block.shared for queue in each.block.shared.holders]
                 if self._beside is not None and self._beside._queue is not None:
                     preferred = [self._beside._queue, *preferred]
-                loaded.queue, _ = queues.choose(loaded, preferred)
-            queue = loaded.queue
-            if queue in program.queues:
-                queue, self._leave = queues.choose(self)
-                if queue is not loaded.queue and loaded.again is not None:
-                    self._plan = program.plan.with_functions(loaded.again())
+                queue = loaded.join(queues, preferred)
+                leave = weakref.finalize(self, loaded.part, queues)
             program.queues.append(queue)
-            weakref.finalize(self, program.queues.remove, queue).atexit = False
+            self._leave = leave, weakref.finalize(self, program.queues.remove, queue)
+            for each in self._leave:
+                each.atexit = False
             hold(queue, blocks)
             self._queue = queue
             return queue
@@ -609,8 +630,8 @@ class GpuBound:
         with self._turn:
             self._held = self._arena = self._notes = None
             self._drop_graphs()
-        if self._leave is not None:
-            self._leave()
+        for leave in self._leave:
+            leave()
 
     @property
     def _turn(self) -> AbstractContextManager[object]:

@@ -48,7 +48,7 @@ class Queues:
     def current(self) -> Queue:
         return getattr(self.local, "queue", None) or self.first
 
-    def choose(self, owner: Any, preferred: Iterable[Queue] = ()) -> tuple[Queue, Callable[[], object]]:
+    def choose(self, owner: Any, preferred: Iterable[Queue] = ()) -> tuple[Queue, weakref.finalize[..., Any]]:
         """A queue for programs: a preferred one, else the first of those with the fewest owners. What comes with it
         gives it back; so does the end of `owner`."""
         with self.lock:

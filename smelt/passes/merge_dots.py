@@ -107,7 +107,7 @@ def _keep_epilogues(edit: Edit, ops: list[Op]) -> bool:
 
 
 def _is_wide(op: Op) -> bool:
-    """Whether a product has so many columns that only few rows would be too little for it."""
+    """Whether a product has enough blocks of its own: many columns, and not few rows."""
     *_, rows, columns = op.result.shape.sizes
     few = op.name == "smelt.packed_block_dot" or (isinstance(rows, int) and rows <= FEW_ROWS)
     return not few and isinstance(columns, int) and columns >= MANY_COLUMNS

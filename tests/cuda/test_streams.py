@@ -484,8 +484,7 @@ def test_a_program_has_the_queue_with_the_fewest_programs() -> None:
     assert [call(each) for each in (second, third, fourth)] == [*driver.queues.all[1:], driver.queues.first]
     assert driver.queues.current is call(fourth)
     assert unused._queue is None  # one that is never called has none
-    second.close()
-    del second
+    second.close()  # gives its queue back
     assert call(fifth := bind()) is driver.queues.all[1]
     weight = GpuBuffer.of(driver, np.zeros(COUNT, np.uint64), SHAPE)
     one, other = bind(weight), bind(weight)
