@@ -143,20 +143,24 @@ def _read_text(file: Path) -> str:
 class Importer:
     """Imports the modules of one check; a package that several of them belong to is imported once.
 
-    In a `with` block, folders of the modules are on the path as they are for scripts.
+    In a `with` block, folders of the modules are on the path as they are for scripts. No bytecode is kept: Python would
+    take it for a file that is saved again within a second with the same length.
     """
 
     def __init__(self, beside: Sequence[Path] = ()) -> None:
         self._beside = [str(folder.resolve()) for folder in beside]
         self._tops: dict[Path, str] = {}  # the unique name of a package
         self._path: list[str] = []
+        self._keeps_none = False
 
     def __enter__(self) -> Importer:
-        self._path = list(sys.path)
+        self._path, self._keeps_none = list(sys.path), sys.dont_write_bytecode
+        sys.dont_write_bytecode = True
         return self
 
     def __exit__(self, *_: object) -> None:
         sys.path[:] = self._path
+        sys.dont_write_bytecode = self._keeps_none
 
     def module(self, file: Path) -> Imported:
         """Import the module of a file; errors become part of the result."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
+
+import pytest
 
 from smelt.cli.check_modules import import_file
 
@@ -40,3 +44,21 @@ def test_modules_alone(tmp_path: Path) -> None:
     assert found.error is None
     assert found.module is not None
     assert found.module.VALUE == 4
+
+
+def test_a_file_that_is_saved_again_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within a second, with the same length: where Python keeps bytecode it does not notice."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").touch()
+    for file in (tmp_path / "alone.py", tmp_path / "package" / "inner.py"):
+        found = []
+        for value in (1, 2):
+            file.write_text(f"value = {value}\n")
+            os.utime(file, (1e9, 1e9))
+            module = import_file(file).module
+            assert module is not None
+            found.append(module.value)
+        assert found == [1, 2]
+    assert not [*tmp_path.rglob("*.pyc")]
+    assert not sys.dont_write_bytecode
