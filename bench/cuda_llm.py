@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -157,11 +157,31 @@ def run_step(sizes: Sizes, batch: int, first: int) -> dict[str, Any]:
     return found | measure(step, lambda: last[0].tokens.wait(), STEPS, driver, batch, moved)
 
 
-def run_engine(sizes: Sizes, batch: int, first: int, format: str = "bf16") -> dict[str, Any]:
-    """The decoder of `smelt.llm`: one step for all sequences, 256 positions long. `format`: of the matrices."""
-    from smelt.device.registry import find_device
+@dataclass
+class EngineStep:
+    """The step of a decoder of `smelt.llm` over pages. `state`: pages, position and tokens of the next step."""
+
+    made: Any
+    config: Any
+    length: int
+    pages: list[list[int]]
+    moved: int  # bytes of weights that a step reads
+    state: dict[str, Any]
+
+    def run(self) -> None:
+        from smelt.llm.batch import Batch
+
+        state = self.state
+        pairs = zip(state["tokens"], self.pages, strict=True)
+        rows, state["pools"] = self.made.run(
+            Batch.of([([int(token)], state["at"], each, [0]) for token, each in pairs]), state["pools"]
+        )
+        state["tokens"], state["at"] = [rows.best(i) or 0 for i in range(len(self.pages))], state["at"] + 1
+
+
+def bind_engine(sizes: Sizes, batch: int, first: int, format: str) -> EngineStep:
+    """One step for all sequences, 256 positions long or `first`. `format`: of the matrices."""
     from smelt.dtype import bf16, dtype
-    from smelt.llm.batch import Batch
     from smelt.llm.checkpoint import Checkpoint
     from smelt.llm.config import PAGE, Config, Layer, Rope
     from smelt.llm.decoder import Decoder
@@ -185,31 +205,37 @@ def run_engine(sizes: Sizes, batch: int, first: int, format: str = "bf16") -> di
     shapes = {name: each.shape.numbers() for name, each in made_of.items()}
     weights = weights_of(shapes, BLOCKS.get(format))
     checkpoint = Checkpoint(Path("random"), "folder", config, weights, formats)
-    start = time.perf_counter()
     made = make_step(checkpoint, "cuda", "native", "q8")  # the default
-    found: dict[str, Any] = {"load": time.perf_counter() - start}
     length = first or 4 * PAGE
     each = -(-(length + WARM + STEPS + MORE) // PAGE)  # pages of a sequence
-    pages = [list(range(each * i, each * (i + 1))) for i in range(batch)]
     arrays = [
         tuple(made.put(np.zeros((each * batch, config.kv_heads, *tail), bf16.numpy)) for tail in tails)
         for tails in [((config.head_size, PAGE), (PAGE, config.head_size))] * sizes.layers
     ]
-    state: dict[str, Any] = {"pools": arrays, "at": length, "tokens": np.arange(batch)}
+    return EngineStep(
+        made,
+        config,
+        length,
+        [list(range(each * i, each * (i + 1))) for i in range(batch)],
+        sum(weights[name].numpy().nbytes for name in shapes if "embed" not in name),
+        {"pools": arrays, "at": length, "tokens": np.arange(batch)},
+    )
 
-    def step() -> None:
-        parts = [([int(token)], state["at"], each, [0]) for token, each in zip(state["tokens"], pages, strict=True)]
-        rows, state["pools"] = made.run(Batch.of(parts), state["pools"])
-        state["tokens"], state["at"] = [rows.best(i) or 0 for i in range(batch)], state["at"] + 1
 
-    moved = sum(weights[name].numpy().nbytes for name in shapes if "embed" not in name)
+def run_engine(sizes: Sizes, batch: int, first: int, format: str = "bf16") -> dict[str, Any]:
+    """The decoder of `smelt.llm`: steps, a prompt, and requests as they are served."""
+    from smelt.device.registry import find_device
+
+    start = time.perf_counter()
+    engine = bind_engine(sizes, batch, first, format)
+    found: dict[str, Any] = {"load": time.perf_counter() - start}
     driver = find_device("cuda").driver  # type: ignore[attr-defined]
-    found |= measure(step, lambda: None, STEPS, driver, batch, moved)
-    found["tokens"] = [int(each) for each in state["tokens"][:4]]  # all kinds must have the same
-    found["prefill"] = read_prompt(made, state["pools"], pages[0], driver)
-    state.clear()
-    found["served"] = serve_requests(made, config, batch, length)
-    return found | {"sampled": serve_requests(made, config, batch, length, temperature=0.8, top_p=0.95)}
+    found |= measure(engine.run, lambda: None, STEPS, driver, batch, engine.moved)
+    found["tokens"] = [int(each) for each in engine.state["tokens"][:4]]  # all kinds must have the same
+    found["prefill"] = read_prompt(engine.made, engine.state["pools"], engine.pages[0], driver)
+    engine.state.clear()
+    served = partial(serve_requests, engine.made, engine.config, batch, engine.length)
+    return found | {"served": served(), "sampled": served(temperature=0.8, top_p=0.95)}
 
 
 def read_prompt(step: Any, pools: Any, pages: list[int], driver: Any) -> dict[str, Any]:

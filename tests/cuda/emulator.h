@@ -233,6 +233,8 @@ static void smelt_mma_sync_int8(int *c, const unsigned *a, const unsigned *b) {
 struct smelt_two_words;
 template <class W = smelt_two_words> static W smelt_read_pair(const void *from) { return *(const W *)from; }
 static unsigned smelt_read_word(const void *from) { return *(const unsigned *)from; }
+static float smelt_inverse(float x) { return 1.0f / x; }
+static int smelt_nearest(float x) { return x == x ? (int)rintf(x) : 0; }
 static int smelt_byte(unsigned word, int at) { return (signed char)(word >> 8 * at); }
 static unsigned smelt_sign_bits(void) { return 0x80808080u; }
 static unsigned smelt_rotate(unsigned word, int by) { return word << (by & 31) | word >> (-by & 31); }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -132,6 +133,41 @@ def test_norms_and_rounding_are_one_launch(depth: int, launches: list[str], emul
     for rows in (1, 3):
         got = made(x[:rows])[0].numpy()
         np.testing.assert_allclose(got, want[:rows], rtol=0, atol=2e-3 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("depth", [512, 2080, 8192])
+@pytest.mark.parametrize(("group", "zero"), [(32, 8), (16, 0)])
+def test_rounding_of_rows_has_the_bits_of_the_reference(
+    depth: int, group: int, zero: int, emulated: EmulatedCuda, seed: int
+) -> None:
+    """Also where a quotient is zero, tiny, huge or infinite; terms of the reduction are where the row is later."""
+    rows, random = symbol("R"), np.random.default_rng(seed)
+    sketch = Sketch(Shape.of(f32, (1, rows, depth)))
+    f, (x,) = sketch.f, sketch.f.args
+    most = f.reduce_by("maximum", f.abs(x), 0.0, (2,))
+    factor = f.minimum(most, f.full(1.0, most.shape))
+    y = f.multiply(x, f.broadcast_in_dim(factor, broadcast_dimensions=(0, 1), result=x.shape))
+    program = sketch.program(*f.op("smelt.round_blocks", y, group=group, zero=zero).results)
+    data = random.standard_normal((1, 3, depth)).astype(np.float32)
+    data *= np.repeat(random.choice([0, 1e-42, 1e-38, 1e-32, 1e-28, 1, 1e28, 1e34], (1, 3, depth // 32)), 32, -1)
+    data[0, 1, 40] = np.inf
+    data[0, 2, 31] = data[0, 2, 32] = 3e38
+    (made,) = compile_all([program], emulated.target())
+    assert not isinstance(made, SmeltError)
+    for want, got in zip(run(program, [data]), made(data), strict=True):
+        np.testing.assert_array_equal(got.numpy(), want)
+
+
+def test_a_single_row_leaves_shared_memory(emulated: EmulatedCuda) -> None:
+    """Its kernel holds one row and its sums, so its ring has more stages; but no more than its block's tile has."""
+    few = 16 * 4 * 2  # blocks of K: two turns of a tile whose shares are sixteen
+    stages = {}
+    for columns in (32 * 128, 32 * 800):  # a multiprocessor has one block, or two with several tiles
+        program = round_activations(product(BLOCKS["q4_0"], few, columns))
+        text = emit_source([plan_program(program, emulated.target())]).text()
+        found = re.findall(r"smelt_block_stream<smelt_blocks_q4_0, (\d), (\d), (\d+)", text)
+        stages[columns // 32] = {int(most): (int(count), int(shares)) for most, count, shares in found}
+    assert stages == {128: {1: (2, 16), 8: (2, 16)}, 800: {1: (5, 8), 8: (3, 8)}}
 
 
 def test_short_launches_in_front_of_block_products_begin_early(emulated: EmulatedCuda) -> None:

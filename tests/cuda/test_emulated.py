@@ -346,8 +346,8 @@ def test_block_quantised_weights(format: str, emulated: EmulatedCuda, seed: int)
     assert not isinstance(made, SmeltError)
     *_, text = emit_source([plan_program(program, emulated.target())]).texts(1)
     launches = list_launches(json.loads(text)["programs"]["smelt0"]["steps"])
-    assert sum("block_dot" in each["function"] for each in launches) == 3  # for few rows, some and many
-    found = {rows: made(x[:rows], w)[0].numpy() for rows in (0, 1, 9, 33)}
+    assert sum("block_dot" in each["function"] for each in launches) == 4  # for one row, few, some and many
+    found = {rows: made(x[:rows], w)[0].numpy() for rows in (0, 1, 2, 9, 33)}
     for rows, got in found.items():
         np.testing.assert_array_equal(got, found[33][:rows])
     np.testing.assert_allclose(found[33], want, rtol=0, atol=2e-6 * np.abs(want).max())

@@ -1,7 +1,7 @@
 """GEMM by block-quantised weights on a GPU: a thread block computes 32 columns of a chunk of rows, over all of k.
 
-Chunks have different sizes for up to 8 rows (decoding), up to 32, and more; if the number of rows is dynamic, all three
-kernels are built, and each call selects one. The micro-kernel is `emit/blocks_cuda.py`.
+Chunks have different sizes for one row (decoding), up to 8, up to 32, and more; if the number of rows is dynamic, all
+four kernels are built, and each call selects one. The micro-kernel is `emit/blocks_cuda.py`.
 
 `smelt.round_blocks` computes every element of its operand once: a warp rounds a run of 32. Where they depend on a
 reduction of their row (a norm), a thread block takes the row, so that both are one launch.
@@ -130,8 +130,9 @@ def _fold_here(nest: Nest, function: str, count: int, term: Callable[[Expr], Exp
 def packed_block_dot(nest: Nest, op: Op, output: Output) -> None:
     rows = tensor(op.operands[0]).sizes[1]
     few, some, _ = BLOCK_ROWS
-    above_few, above_some = (minimum(floordiv(rows, most + 1), 1) for most in (few, some))
-    for most, here in zip(BLOCK_ROWS, (1 - above_few, above_few - above_some, above_some), strict=True):
+    above_one, above_few, above_some = (minimum(floordiv(rows, most + 1), 1) for most in (1, few, some))
+    sizes = (1 - above_one, above_one - above_few, above_few - above_some, above_some)
+    for most, here in zip((1, *BLOCK_ROWS), sizes, strict=True):
         if here != 0:
             _chunks(nest, op, output, most, here)
 

@@ -400,9 +400,11 @@ class StagePrinter(Printer):
     @property
     def members(self) -> str:
         """A thread's number, and the number of threads that share the work."""
-        if self.alone:
-            return "0, 1"
-        return f"{LANE}, {WARP if self.stage.group == 'warp' else self.stage.threads}"
+        return "0, 1" if self.alone else f"{LANE}, {self.group_threads}"
+
+    @property
+    def group_threads(self) -> int:
+        return WARP if self.stage.group == "warp" else self.stage.threads
 
     def fence(self, lines: list[str], stmt: Stmt, pad: str, *, always: bool = False) -> list[str]:
         """Statements whose stores other threads of the group may read: a barrier on either side.
@@ -429,7 +431,7 @@ class StagePrinter(Printer):
         assert not any(isinstance(each, Tile) for each in walk_statements(loop.body)), "threads would share the tile"
         pad, var = "  " * depth, loop.var.name
         extent = self.expr(loop.extent)
-        count = WARP if self.stage.group == "warp" else self.stage.threads
+        count = self.group_threads
         self.alone = True
         body = self.block(loop.body, depth + 1)
         vectors = self.batch_vectors(loop, extent, count, depth)
@@ -748,8 +750,9 @@ class StagePrinter(Printer):
 
     def round_row(self, stmt: RoundRow) -> str:
         kinds = (stmt.q, "i8"), (stmt.scale, "f32"), (stmt.total, "i32" if stmt.zero else "f32")
-        given = self.address(stmt.row, "f32"), str(stmt.runs), *(self.address(place, kind) for place, kind in kinds)
-        return f"smelt_round_row<{stmt.group}, {stmt.zero}>({self.members}, {', '.join(given)});"
+        given = LANE, self.address(stmt.row, "f32"), *(self.address(place, kind) for place, kind in kinds)
+        sizes = stmt.group, stmt.zero, stmt.runs, self.group_threads
+        return f"smelt_round_row<{', '.join(map(str, sizes))}>({', '.join(given)});"
 
     def attend(self, attend: Attend, depth: int) -> list[str]:
         """A call of `smelt_attend`; the blocks of the statement are functions that it calls."""

@@ -123,12 +123,13 @@ def _fold(printer: StagePrinter, row: Row, fold: Fold, loop: For, depth: int) ->
     def step(a: str, b: str, of: DType) -> str:
         return apply_text(fold.function, [a, b], [of, of], of)
 
-    printer.locals[ROW] = f"  __shared__ __align__(16) char {ROW}_terms[{row.term_bytes}];"
+    if not row.lent:
+        printer.locals[ROW] = f"  __shared__ __align__(16) char {ROW}_terms[{row.term_bytes}];"
     printer.locals[TOTAL] = f"  __shared__ __align__(16) char {TOTAL}[16];"
     add_up = f"[](const {kind} part, const {kind} term) {{ return ({kind}){step('part', 'term', wide)}; }}"
     lines = [
         f"{pad}{kind} {fold.total.name};",
-        f"{pad}{{ {kind} *const {ROW} = ({kind} *){ROW}_terms;",
+        f"{pad}{{ {kind} *const {ROW} = ({kind} *){row.lent or f'{ROW}_terms'};",
         f"{pad}  {kind} part = {math.literal(identity(fold.function, wide).value, wide)};",
     ]
     for first in range(0, row.turns, row.chunk):

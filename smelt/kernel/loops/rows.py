@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from smelt.dtype import DType, i64
+from smelt.dtype import DType, f32, i64
 from smelt.kernel.loops.adjacent import find_definitions, first_place
 from smelt.kernel.loops.grammar import (
     Amount,
@@ -21,6 +21,7 @@ from smelt.kernel.loops.grammar import (
     Place,
     Stmt,
     Store,
+    Tile,
     Transpose,
     Var,
     While,
@@ -53,7 +54,7 @@ class Row:
 
     `loops`: each reduction or map with its loop over the elements of a vector, number `VECTOR` of the row; that of a
     reduction stores the terms to the tile `ROW`, which has room for `chunk` vectors of each thread. `held`: the vectors
-    that a thread reads before the first loop.
+    that a thread reads before the first loop. `lent`: a tile that is written later, whose memory the terms may have.
     """
 
     extent: int
@@ -61,6 +62,7 @@ class Row:
     chunk: int
     loops: tuple[tuple[Stmt, For], ...]
     held: tuple[tuple[Place, DType], ...]
+    lent: str = ""
 
     @property
     def vectors(self) -> int:
@@ -94,10 +96,20 @@ def find_row(before: Sequence[Stmt], body: Sequence[Stmt], shared: int) -> Row |
     loops, held = _hold(body, extent, turns, find_definitions((*before, *body)))
     if not all(fold in loops and not fold.accumulator.is_complex for fold in folds):
         return None
-    chunk = min(turns, min(TERMS, ROOM - shared) // (threads * WIDTH * _term_size(folds)))
+    lent = _find_lent(body, extent * _term_size(folds))
+    room = min(TERMS, ROOM - shared) // (threads * WIDTH * _term_size(folds))
+    chunk = turns if lent else min(turns, room)
     if chunk < 1 or sum(len(loop.body) for loop in loops.values()) * turns * WIDTH > CODE:
         return None
-    return Row(extent, threads, chunk, tuple(loops.items()), held)
+    return Row(extent, threads, chunk, tuple(loops.items()), held, lent)
+
+
+def _find_lent(body: Sequence[Stmt], size: int) -> str:
+    """A tile of at least these bytes that is not used before the last reduction; "": there is none."""
+    last = max(i for i, each in enumerate(body) if isinstance(each, Fold))
+    early = reads_from(body[: last + 1]) | stores_to(body[: last + 1])
+    found = (each for each in body if isinstance(each, Tile) and each.name not in early)
+    return next((each.name for each in found if each.dtype == f32 and 4 * each.count >= size), "")
 
 
 def _term_size(loops: Sequence[Stmt]) -> int:

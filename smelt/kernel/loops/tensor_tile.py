@@ -114,12 +114,16 @@ def block_stages(format: str, most: int, shares: int, blocks: int, held: int) ->
 
 def choose_stream(format: str, most: int, shares: int, blocks: int, records: Size) -> tuple[int, int]:
     """(Rows that shared memory holds: all, a single one, or none; chunks of each share in it, or none). Rows have this
-    number of `records`."""
+    number of `records`. A block with one tile needs no more chunks than that has: blocks of the launches in front and
+    behind find room beside it."""
+    chunks = MOST_STAGES
+    if isinstance(records, int) and 0 < blocks <= ALONE:
+        chunks = max(2, -(-records // (shares * chunk_records(Layout.of(format)))))
     for rows, least in ((most, 3), (1, 2), (0, 2)):
         size = rows * held_pitch(format, records) if isinstance(records, int) else HELD_ROWS * rows
         stages, _ = block_stages(format, most, shares, blocks, size)
         if size <= HELD_ROWS and stages >= least:
-            return rows, stages
+            return rows, min(stages, chunks)
     return 0, 0
 
 
