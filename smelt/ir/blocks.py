@@ -292,8 +292,9 @@ def decode(row: Block, blocks: Array) -> Array:
 # ---- activations ----
 
 RUN = 32  # activations that share a scale
-# Of activations: "q8" where they multiply block-quantised weights, "bf16" and "tf32" in every matmul.
-PRECISIONS = ("f32", "q8", "bf16", "tf32")
+# Of activations: "q8" where they multiply block-quantised weights, "fp8" where they multiply others too, "bf16" and
+# "tf32" in every matmul.
+PRECISIONS = ("f32", "q8", "bf16", "tf32", "fp8")
 
 
 def check_precision(precision: str) -> str:
@@ -302,6 +303,6 @@ def check_precision(precision: str) -> str:
             "unknown precision of activations",
             expected=", ".join(PRECISIONS),
             got=precision,
-            remedy='precision="q8", "bf16" or "tf32" rounds them, precision="f32" keeps them',
+            remedy='precision="q8", "bf16", "tf32" or "fp8" rounds them, precision="f32" keeps them',
         )
     return precision

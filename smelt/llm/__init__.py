@@ -53,9 +53,10 @@ def load(
 
     `context` is the maximum length of a sequence in tokens, at most what the model was trained for. `precision="q8"`,
     the default of the native engine, keeps block-quantised weights as they are and rounds activations to 8 bits; "f32"
-    dequantises the weights once, when they are bound. `cache` is the element type of keys and values: "f32", "f16",
-    "bf16" or "int8", the default on CPUs where activations are rounded to 8 bits. A bundle has its precision and cache
-    type already.
+    dequantises the weights once, when they are bound; "fp8" rounds other weights to fp8 once, and what they multiply to
+    fp8, for GPUs with such tensor cores. `cache` is the element type of keys and values: "f32", "f16", "bf16" or
+    "int8", the default on CPUs where activations are rounded to 8 bits. A bundle has its precision and cache type
+    already.
 
     Weights, steps and cache stay within `memory_limit`; a model that cannot is refused before anything is loaded. Up to
     `sequences` (64) requests are computed at once. With `devices` the model is split over that many devices through

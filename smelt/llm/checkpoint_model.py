@@ -17,13 +17,14 @@ from smelt.llm import step_cache
 from smelt.llm.batch import CHUNK, Stepping
 from smelt.llm.cache import SEQUENCES, Pool, cache_bytes
 from smelt.llm.checkpoint import Checkpoint
-from smelt.llm.config import PAGE
+from smelt.llm.config import PAGE, TABLES
 from smelt.llm.engine import Engine
 from smelt.llm.language_model import LanguageModel
 from smelt.llm.memory import check_memory, check_sequences, choose_context, limit_sequences, plan_pages
 from smelt.llm.native_step import NativeStep, bind_step
 from smelt.llm.parallel import make_mesh
 from smelt.mesh import Mesh
+from smelt.target import FP8
 
 # What compiles is imported when it is called: a step may be in the cache.
 find_platform = call_later("smelt.engine", "platform")
@@ -92,7 +93,7 @@ def load_checkpoint(
     if on_processor:
         found = found.for_processor()
     wanted = choose_context(found.config, context)
-    weights = _weight_bytes(found, precision)
+    weights = _weight_bytes(found, precision, device)
     if limit is not None:
         check_memory(found.path.name, found.config, wanted, weights, 0, limit)
     step = _make_step(found, device, engine, precision, mesh)
@@ -147,19 +148,22 @@ def cache_type(checkpoint: Checkpoint, precision: str, on_processor: bool = True
     formats = checkpoint.formats.values()
     has_blocks = any(isinstance(each, Block) for each in formats)
     has_narrow = has_blocks or any(each in (bf16, f16) for each in formats)
-    if precision == "bf16" or (precision == "q8" and has_narrow and on_gpu):
+    if precision == "bf16" or (on_gpu and (precision == "fp8" or (precision == "q8" and has_narrow))):
         return "bf16"
-    if precision != "q8" or not has_blocks:
+    if precision not in ("q8", "fp8") or not has_blocks:
         return "f32"
     return "int8" if on_processor and checkpoint.config.fits_int8 else "f16"
 
 
-def _weight_bytes(checkpoint: Checkpoint, precision: str) -> int:
-    """With "q8" blocks stay about as large as they are stored."""
-    kept = precision == "q8"
+def _weight_bytes(checkpoint: Checkpoint, precision: str, device: str) -> int:
+    """With "q8" and "fp8" blocks stay about as large as they are stored. fp8 takes a byte where the device multiplies
+    it, but for rows that are looked up; elsewhere it is widened."""
+    kept = precision in ("q8", "fp8")
+    narrow = precision == "fp8" and FP8 in find_device(device).target().features
+    wide = 2 if precision == "bf16" else 4
     return sum(
         checkpoint.weights.find(name).nbytes
         if kept and isinstance(checkpoint.formats.get(name), Block)
-        else (2 if precision == "bf16" else 4) * checkpoint.elements(name)
+        else (1 if narrow and name not in TABLES else wide) * checkpoint.elements(name)
         for name in checkpoint.weights
     )

@@ -325,7 +325,7 @@ class Decoder(Model):
 
     def _logits(self, states: Tensor) -> Tensor:
         softcap = self._config.final_softcap
-        logits = states.dot((self.embed if self.head is None else self.head).dense(), "d")
+        logits = states.dot((self.embed if self.head is None else self.head).dense(), "d", precision="high")
         return (logits * (1 / softcap)).tanh() * softcap if softcap else logits
 
     def pick_step(

@@ -14,6 +14,7 @@ from smelt.ir.blocks import Block
 from smelt.tensor.composite import unblock
 from smelt.tensor.core import Tensor
 from smelt.tensor.model import Model, make_parameter
+from smelt.tensor.ops.contract import Precision
 from smelt.tensor.ops.elementwise import cast
 
 
@@ -65,8 +66,8 @@ class Linear(Matrix):
         out = next(iter(axes))
         self.bias = make_parameter({out: axes[out]}, None) if bias else None
 
-    def __call__(self, x: Tensor) -> Tensor:
-        y = x.dot(self.dense(), self._axes[-1])
+    def __call__(self, x: Tensor, precision: Precision = "default") -> Tensor:
+        y = x.dot(self.dense(), self._axes[-1], precision=precision)
         return y if self.bias is None else y + cast(self.bias, f32)
 
 

@@ -34,7 +34,9 @@ class Mixture(Model):
 
     def _choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The weights f32[s, n] and the numbers i32[s, n] of the n experts that each token takes."""
-        weights, chosen = (each.rename(e="n") for each in self.router(x).softmax("e").top_k(self._experts.used, "e"))
+        weights, chosen = (
+            each.rename(e="n") for each in self.router(x, precision="high").softmax("e").top_k(self._experts.used, "e")
+        )
         return (weights / weights.sum("n") if self._experts.normalise else weights), chosen
 
     def _multiply_groups(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from smelt.engine.pjrt import PjrtEngine
 from smelt.engine.pjrt_mesh import MeshEngine
 from smelt.engine.protocol import Placing, Platform
 from smelt.engine.store import store_build, store_program
+from smelt.errors import UnsupportedError
 from smelt.ir.core import Program
 from smelt.llm import step_cache
 from smelt.llm.batch import CHUNK, Batch, Decoding, Generating, HostRows, Pools, Rows, Stepping
@@ -55,6 +56,13 @@ def make_step(checkpoint: Checkpoint, device: str, engine: str, precision: str, 
         del build
         gc.collect()
         return bind_step(executable, checkpoint, precision, str(platform))
+    if isinstance(platform.engine, PjrtEngine | MeshEngine) and precision == "fp8":
+        raise UnsupportedError(
+            "fp8 needs weights that are rounded once",
+            expected='engine="native" on one device',
+            got=str(platform),
+            remedy='engine="native", or precision="bf16"',
+        )
     if isinstance(platform.engine, PjrtEngine | MeshEngine) and precision != "q8":
         made: Stepping = make_xla_step(checkpoint, platform, precision)
         return made

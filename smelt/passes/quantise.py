@@ -1,9 +1,10 @@
-"""Dynamic quantisation on request: f32 weight matmuls and convolutions in int8, bf16 or tf32.
+"""Dynamic quantisation on request: f32 weight matmuls and convolutions in int8, fp8, bf16 or tf32.
 
 In: a program as it was read, and a name out of `PRECISIONS`. Out: StableHLO. bf16 and tf32: both operands are rounded,
 sums and results stay f32 (see `lower_bf16`, `tf32`). int8: weights get one scale per output channel; activations are
 quantised at every call, matrix rows to uint8 with a scale and a zero point each, feature maps with a scale each to
-int8, or to uint8 after a ReLU. `recognise` finds the result as `smelt.qdot`. Called by `smelt.model`.
+int8, or to uint8 after a ReLU. `recognise` finds the result as `smelt.qdot`. fp8: weights as in int8, rows with a scale
+each (see `lower_fp8`). Called by `smelt.model`; `round_products` has fp8 for language models.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import MappingProxyType
 
-from smelt.dim import product
 from smelt.dtype import DType, bf16, f32, i8, i32, ui8
 from smelt.errors import UnsupportedError
 from smelt.ir.build import Builder
@@ -20,10 +20,23 @@ from smelt.ir.core import Op, Program, Value
 from smelt.ir.ops.packed import OCTET, PAIR, QUAD
 from smelt.ir.rewrite import Edit, Match, Rule, op, rewrite
 from smelt.passes.channels_last import channels_last_dims
+from smelt.passes.fp8 import multiply_in_fp8
 from smelt.passes.inline import inline
 from smelt.passes.narrow_activations import find_attention, narrow_activations, narrow_attention
-from smelt.passes.split_prepare import WEIGHT
 from smelt.passes.tf32 import is_tf32, round_to_tf32
+from smelt.passes.weight_matmul import (
+    DEEP,
+    WIDE,
+    are_f32,
+    convert,
+    dequantise,
+    divide_by,
+    is_fixed,
+    is_weight_matmul,
+    kept_axes,
+    other_axes,
+    scale_of,
+)
 from smelt.shape import Shape
 
 PRECISIONS = MappingProxyType(
@@ -33,12 +46,10 @@ PRECISIONS = MappingProxyType(
         "bf16_activations": "as bf16, and activations are stored in bf16 between kernels; attention in bf16",
         "tf32": "weight matmuls and convolutions on operands rounded to tf32, 10 bits of mantissa",
         "int8": "weight matmuls and convolutions in int8",
+        "fp8": "weight matmuls on operands rounded to fp8 (E4M3) with scales, convolutions as in bf16",
     }
 )
 NARROW = "bf16_activations"
-LEAST = 1e-30  # least scale: zeros stay zeros, and its reciprocal is finite
-DEEP = 16  # least K of a GEMM that is worth quantising
-WIDE = 16  # least N
 MOVES = frozenset(f"stablehlo.{name}" for name in ("reshape", "transpose", "broadcast_in_dim"))
 
 
@@ -51,7 +62,7 @@ def check_precision(precision: str) -> None:
             "there is no f16 GEMM kernel",
             expected=", ".join(PRECISIONS),
             got=precision,
-            remedy='precision="bf16", "tf32", "int8" or "f32"',
+            remedy='precision="bf16", "tf32", "int8", "fp8" or "f32"',
         )
     raise UnsupportedError("unknown precision", expected=", ".join(PRECISIONS), got=precision)
 
@@ -67,7 +78,7 @@ def with_precision(program: Program, precision: str) -> Program:
     edit = Edit(program.main, signatures)
     rewrite(edit, RULES[precision])
     if narrow:
-        narrow_activations(edit, lambda value: _is_fixed(edit, value))
+        narrow_activations(edit, lambda value: is_fixed(edit, value))
     return program.replace(edit.freeze())
 
 
@@ -76,15 +87,17 @@ def with_precision(program: Program, precision: str) -> Program:
 
 def _dot(m: Match) -> Value | None:
     """Activation rows [uint8, asymmetric] by a weight matrix [int8, per column]."""
-    if not _is_weight_matmul(m):
+    if not is_weight_matmul(m.edit, m.op):
         return None
     lhs, rhs, dims = m["x"], m["y"], m.op.attrs["dot_dimension_numbers"]
-    columns = [d for d in range(rhs.shape.rank) if d not in dims.rhs_contracting_dimensions]
-    b = m.build
-    rows = [d for d in range(lhs.shape.rank) if d not in dims.lhs_contracting_dimensions]
+    b, rows, columns = m.build, *kept_axes(lhs, rhs, dims)
     (a, a_scale), (w, w_scale) = _quantise_asymmetric(b, lhs, rows), _quantise_weights(b, rhs, columns)
-    total = b.dot_general(a, _convert(b, w), dot_dimension_numbers=dims, result=m.shape.with_dtype(i32))
-    return _dequantise(b, total, (a_scale, range(len(rows))), (w_scale, range(len(rows), m.shape.rank)))
+    total = b.dot_general(a, convert(b, w), dot_dimension_numbers=dims, result=m.shape.with_dtype(i32))
+    return dequantise(b, total, (a_scale, range(len(rows))), (w_scale, range(len(rows), m.shape.rank)))
+
+
+def _dot_fp8(m: Match) -> Value | None:
+    return multiply_in_fp8(m.edit, m.op) if is_weight_matmul(m.edit, m.op) else None
 
 
 def _convolution(m: Match) -> Value | None:
@@ -101,13 +114,13 @@ def _convolution(m: Match) -> Value | None:
     peak = b.reduce_by("maximum", peaks, 0.0, [int(feature > batch)])
     a, a_scale = _quantise_symmetric(b, maps, peak, [batch], ui8 if positive else i8)
     w, w_scale = _quantise_weights(b, kernel, [dims.kernel_output_feature_dimension])
-    total = b.convolution(_convert(b, a), _convert(b, w), result=m.shape.with_dtype(i32), **attrs)
+    total = b.convolution(convert(b, a), convert(b, w), result=m.shape.with_dtype(i32), **attrs)
     places = (dims.output_batch_dimension, dims.output_feature_dimension)
-    return _dequantise(b, total, (a_scale, places[:1]), (w_scale, places[1:]))
+    return dequantise(b, total, (a_scale, places[:1]), (w_scale, places[1:]))
 
 
 def _dot_bf16(m: Match) -> Value | None:
-    return _round_to_bf16(m) if _is_weight_matmul(m) else None
+    return _round_to_bf16(m) if is_weight_matmul(m.edit, m.op) else None
 
 
 def _convolution_bf16(m: Match) -> Value | None:
@@ -115,7 +128,7 @@ def _convolution_bf16(m: Match) -> Value | None:
 
 
 def _dot_tf32(m: Match) -> Value | None:
-    return _round_operands_to_tf32(m) if _is_weight_matmul(m) else None
+    return _round_operands_to_tf32(m) if is_weight_matmul(m.edit, m.op) else None
 
 
 def _convolution_tf32(m: Match) -> Value | None:
@@ -140,9 +153,9 @@ def _few_channels_bf16(m: Match) -> Value | None:
     }
     if _is_weight_convolution(m, PAIR) or not plain or rank != 4 or not maps.shape.is_static:
         return None
-    if not _is_float(maps, kernel, m.op.results[0]) or any(attrs.get("window_reversal") or ()):
+    if not are_f32(maps, kernel, m.op.results[0]) or any(attrs.get("window_reversal") or ()):
         return None
-    if attrs["batch_group_count"] != 1 or not _is_fixed(m.edit, kernel) or _is_fixed(m.edit, maps):
+    if attrs["batch_group_count"] != 1 or not is_fixed(m.edit, kernel) or is_fixed(m.edit, maps):
         return None
     b, sizes = m.build, kernel.shape.numbers()
     depth, width = (sizes[d] for d in (dims.kernel_input_feature_dimension, dims.kernel_output_feature_dimension))
@@ -156,7 +169,7 @@ def _few_channels_bf16(m: Match) -> Value | None:
     more = 0 if whole else -depth % OCTET
     last = channels_last_dims(rank)
     order = (dims.input_batch_dimension, *dims.input_spatial_dimensions, dims.input_feature_dimension)
-    rows = _convert(b, b.transpose(maps, permutation=order), bf16)
+    rows = convert(b, b.transpose(maps, permutation=order), bf16)
     edges = [*zip((0, 0), top, side, (0, more), strict=True)]
     rows = b.pad(
         rows,
@@ -166,7 +179,7 @@ def _few_channels_bf16(m: Match) -> Value | None:
         interior_padding=(0,) * rank,
     )
     order = (*dims.kernel_spatial_dimensions, dims.kernel_input_feature_dimension, dims.kernel_output_feature_dimension)
-    taps = _convert(b, b.transpose(kernel, permutation=order), bf16)
+    taps = convert(b, b.transpose(kernel, permutation=order), bf16)
     if more:
         low, after = (0,) * rank, (0, 0, more, 0)
         zero = b.constant(0.0, bf16)
@@ -186,7 +199,7 @@ def _few_channels_bf16(m: Match) -> Value | None:
 
 
 def _round_to_bf16(m: Match) -> Value:
-    operands = (_convert(m.build, m[name], bf16) for name in ("x", "y"))
+    operands = (convert(m.build, m[name], bf16) for name in ("x", "y"))
     attrs = {name: value for name, value in m.op.attrs.items() if name != "algorithm"}
     return m.build.op(m.op.name, *operands, result=m.shape, **attrs).result
 
@@ -201,6 +214,10 @@ RULES = {
         Rule(op("stablehlo.convolution", "x", "y"), _convolution, "requested: weights and feature maps in int8"),
     ],
     "bf16": BF16_RULES,
+    "fp8": [
+        Rule(op("stablehlo.dot_general", "x", "y"), _dot_fp8, "requested: weights and rows in fp8"),
+        *BF16_RULES[1:],
+    ],
     "tf32": [
         Rule(op("stablehlo.dot_general", "x", "y"), _dot_tf32, "requested: operands rounded to tf32"),
         Rule(op("stablehlo.convolution", "x", "y"), _convolution_tf32, "requested: operands rounded to tf32"),
@@ -217,53 +234,19 @@ RULES = {
 # ---- what is quantised ----
 
 
-def _is_weight_matmul(m: Match) -> bool:
-    """A matmul of activations by a weight matrix with K >= DEEP and N >= WIDE."""
-    lhs, rhs, dims = m["x"], m["y"], m.op.attrs["dot_dimension_numbers"]
-    if not _is_float(lhs, rhs, m.op.results[0]) or dims.rhs_batching_dimensions:
-        return False
-    if not _is_fixed(m.edit, rhs) or _is_fixed(m.edit, lhs):
-        return False
-    summed = dims.rhs_contracting_dimensions
-    depth = product(rhs.shape.sizes[d] for d in summed)
-    width = product(rhs.shape.sizes[d] for d in range(rhs.shape.rank) if d not in summed)
-    return isinstance(depth, int) and isinstance(width, int) and depth >= DEEP and width >= WIDE
-
-
 def _is_weight_convolution(m: Match, k_pack: int) -> bool:
     """A convolution of activations by weights whose channels per group are at least DEEP and a multiple of `k_pack`."""
     maps, kernel, attrs = m["x"], m["y"], m.op.attrs
     dims = attrs["dimension_numbers"]
-    if not _is_float(maps, kernel, m.op.results[0]) or attrs["batch_group_count"] != 1:
+    if not are_f32(maps, kernel, m.op.results[0]) or attrs["batch_group_count"] != 1:
         return False
-    if any(attrs.get("window_reversal") or ()) or not _is_fixed(m.edit, kernel) or _is_fixed(m.edit, maps):
+    if any(attrs.get("window_reversal") or ()) or not is_fixed(m.edit, kernel) or is_fixed(m.edit, maps):
         return False
     depth = kernel.shape.sizes[dims.kernel_input_feature_dimension]
     width = kernel.shape.sizes[dims.kernel_output_feature_dimension]
     if not isinstance(depth, int) or not isinstance(width, int):
         return False
     return depth >= DEEP and depth % k_pack == 0 and width >= WIDE
-
-
-def _is_float(*values: Value) -> bool:
-    return all(value.shape.dtype == f32 for value in values)
-
-
-def _is_fixed(edit: Edit, value: Value) -> bool:
-    """Whether a value depends on weights and constants alone."""
-    main = edit.func
-    weights = {arg for arg, attrs in zip(main.args, main.arg_attrs, strict=False) if WEIGHT in attrs}
-    stack, seen = [edit.value(value)], set[Value]()
-    while stack:
-        each = stack.pop()
-        if each in seen or each in weights:
-            continue
-        seen.add(each)
-        maker = edit.maker(each)
-        if maker is None or maker.regions:
-            return False
-        stack += edit.operands(maker)
-    return True
 
 
 def _is_non_negative(edit: Edit, value: Value) -> bool:
@@ -297,58 +280,32 @@ def _is_at_least_zero(edit: Edit, bound: Value) -> bool:
 
 def _quantise_weights(b: Builder, value: Value, kept: Sequence[int]) -> tuple[Value, Value]:
     """int8 weights, and a scale per index along the axes that are kept."""
-    return _quantise_symmetric(b, value, b.reduce_by("maximum", b.abs(value), 0.0, _others(value, kept)), kept, i8)
+    return _quantise_symmetric(b, value, b.reduce_by("maximum", b.abs(value), 0.0, other_axes(value, kept)), kept, i8)
 
 
 def _quantise_symmetric(b: Builder, value: Value, peak: Value, kept: Sequence[int], to: DType) -> tuple[Value, Value]:
     """Symmetric quantisation: a value whose largest magnitudes are known, as int8 or uint8, and its scale."""
-    step = _scale(b, peak, 127 if to == i8 else 255)
-    steps = b.round_nearest_even(_divide(b, value, step, kept))
-    return _convert(b, _clamp(b, steps, to), to), step
+    step = scale_of(b, peak, 127 if to == i8 else 255)
+    steps = b.round_nearest_even(divide_by(b, value, step, kept))
+    return convert(b, _clamp(b, steps, to), to), step
 
 
 def _quantise_asymmetric(b: Builder, value: Value, kept: Sequence[int]) -> tuple[Value, Value]:
     """Asymmetric quantisation over [min(x, 0), max(x, 0)]: uint8 minus the zero point, as i32, and the scale."""
-    least = b.negate(b.reduce_by("maximum", b.negate(value), 0.0, _others(value, kept)))
-    step = _scale(b, b.subtract(b.reduce_by("maximum", value, 0.0, _others(value, kept)), least), 255)
-    zero = _convert(b, _clamp(b, b.round_nearest_even(b.divide(b.negate(least), step)), ui8), ui8)
-    spread = b.broadcast_in_dim(_convert(b, zero, f32), broadcast_dimensions=tuple(kept), result=value.shape)
-    steps = b.add(b.round_nearest_even(_divide(b, value, step, kept)), spread)
-    narrow = _convert(b, _clamp(b, steps, ui8), ui8)
+    least = b.negate(b.reduce_by("maximum", b.negate(value), 0.0, other_axes(value, kept)))
+    step = scale_of(b, b.subtract(b.reduce_by("maximum", value, 0.0, other_axes(value, kept)), least), 255)
+    zero = convert(b, _clamp(b, b.round_nearest_even(b.divide(b.negate(least), step)), ui8), ui8)
+    spread = b.broadcast_in_dim(convert(b, zero, f32), broadcast_dimensions=tuple(kept), result=value.shape)
+    steps = b.add(b.round_nearest_even(divide_by(b, value, step, kept)), spread)
+    narrow = convert(b, _clamp(b, steps, ui8), ui8)
     whole = b.broadcast_in_dim(
-        _convert(b, zero, i32), broadcast_dimensions=tuple(kept), result=value.shape.with_dtype(i32)
+        convert(b, zero, i32), broadcast_dimensions=tuple(kept), result=value.shape.with_dtype(i32)
     )
-    return b.subtract(_convert(b, narrow, i32), whole), step
-
-
-def _others(value: Value, kept: Sequence[int]) -> list[int]:
-    return [d for d in range(value.shape.rank) if d not in kept]
-
-
-def _scale(b: Builder, reach: Value, count: int) -> Value:
-    return b.maximum(b.multiply(reach, b.full(1 / count, reach.shape)), b.full(LEAST, reach.shape))
-
-
-def _divide(b: Builder, value: Value, step: Value, kept: Sequence[int]) -> Value:
-    factor = b.divide(b.full(1.0, step.shape), step)
-    return b.multiply(value, b.broadcast_in_dim(factor, broadcast_dimensions=tuple(kept), result=value.shape))
+    return b.subtract(convert(b, narrow, i32), whole), step
 
 
 def _clamp(b: Builder, steps: Value, to: DType) -> Value:
     """Values clamped to the range of the type, as i32."""
     low, high = (-127.0, 127.0) if to == i8 else (0.0, 255.0)
     held = b.minimum(b.maximum(steps, b.full(low, steps.shape)), b.full(high, steps.shape))
-    return _convert(b, held, i32)
-
-
-def _convert(b: Builder, value: Value, to: DType = i32) -> Value:
-    return b.convert(value, result=value.shape.with_dtype(to))
-
-
-def _dequantise(b: Builder, total: Value, *scales: tuple[Value, Sequence[int]]) -> Value:
-    """Dequantise an i32 sum by scales along some of its axes."""
-    shape = total.shape.with_dtype(f32)
-    first, second = (
-        b.broadcast_in_dim(value, broadcast_dimensions=tuple(axes), result=shape) for value, axes in scales
-    )
-    return b.multiply(_convert(b, total, f32), b.multiply(first, second))
+    return convert(b, held, i32)

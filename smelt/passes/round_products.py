@@ -1,4 +1,5 @@
 """Precisions "bf16" and "tf32": every f32 matmul of a program on rounded operands, with sums and results in f32.
+"fp8": the same of weight matmuls, with scales; those by block-quantised weights are left.
 
 In: a program of f32 arithmetic. Out: StableHLO. What depends on weights alone is rounded once, when they are bound.
 `tensor.jit.compile` calls it for language models; `quantise` is the same for weight matmuls of models that were read.
@@ -11,7 +12,9 @@ from collections.abc import Callable
 from smelt.dtype import bf16, f32
 from smelt.ir.core import Op, Program, Value
 from smelt.ir.rewrite import Edit
+from smelt.passes.fp8 import multiply_in_fp8
 from smelt.passes.tf32 import round_to_tf32
+from smelt.passes.weight_matmul import is_weight_matmul
 
 
 def round_products(program: Program, precision: str = "bf16") -> Program:
@@ -21,11 +24,12 @@ def round_products(program: Program, precision: str = "bf16") -> Program:
     changed = []
     for func in program.funcs.values():
         edit = Edit(func, signatures)
-        products = [each for each in edit.ops() if is_f32_product(each)]
-        for each in products:
-            edit.replace(each.result, round_one(edit, each))
-            edit.erase_if_dead(each)
-        if products:
+        for each in [each for each in edit.ops() if is_f32_product(each)]:
+            rounded = round_one(edit, each)
+            if rounded is not None:
+                edit.replace(each.result, rounded)
+                edit.erase_if_dead(each)
+        if edit.changed:
             changed.append(edit.freeze())
     return program.replace(*changed) if changed else program
 
@@ -60,4 +64,17 @@ def _round_product_to_tf32(edit: Edit, product: Op) -> Value:
     return b.op(product.name, *rounded, result=product.result.shape, **attrs).result
 
 
-ROUND: dict[str, Callable[[Edit, Op], Value]] = {"bf16": round_product, "tf32": _round_product_to_tf32}
+def _round_product_to_fp8(edit: Edit, product: Op) -> Value | None:
+    """The same product by weights in fp8. Other products are left, those by weights in blocks, which are smaller, and
+    those that ask for precision: with weights of bf16 both operands of these are rounded to bf16."""
+    maker = edit.maker(edit.operands(product)[1])
+    blocks = maker is not None and maker.name == "stablehlo.composite"
+    precise = {*(product.attrs.get("precision_config") or ())} - {"DEFAULT"}
+    return None if blocks or precise or not is_weight_matmul(edit, product) else multiply_in_fp8(edit, product)
+
+
+ROUND: dict[str, Callable[[Edit, Op], Value | None]] = {
+    "bf16": round_product,
+    "tf32": _round_product_to_tf32,
+    "fp8": _round_product_to_fp8,
+}

@@ -23,7 +23,7 @@ from smelt.tensor.ops import elementwise
 from smelt.tensor.ops import index as indexing
 from smelt.tensor.ops import move as moving
 from smelt.tensor.ops import reduce as reducing
-from smelt.tensor.ops.contract import Padding
+from smelt.tensor.ops.contract import Padding, Precision
 from smelt.tensor.ops.elementwise import TensorLike
 from smelt.tensor.ops.reduce import Axes
 from smelt.tensor.record import HOOKS, Leaf, data_of, is_known, operand, tensor_of
@@ -627,9 +627,20 @@ class Tensor:
 
     # ---- contraction, convolution, pooling ----
 
-    def dot(self, other: Tensor, axes: str | Sequence[Any], *, result: str | DType | None = None) -> Tensor:
-        """Contract the named axes (a matmul); other axes that both have are batch axes."""
-        return contracting.dot(self, other, axes, result=result)
+    def dot(
+        self,
+        other: Tensor,
+        axes: str | Sequence[Any],
+        *,
+        result: str | DType | None = None,
+        precision: Precision = "default",
+    ) -> Tensor:
+        """Contract the named axes (a matmul); other axes that both have are batch axes.
+
+        `precision="high"` or `"highest"` (StableHLO's `precision_config`): the operands are not rounded to fp8 where a
+        program is compiled with `precision="fp8"`.
+        """
+        return contracting.dot(self, other, axes, result=result, precision=precision)
 
     def ragged_dot(self, other: Tensor, sizes: Tensor, axis: str) -> Tensor:
         """A grouped GEMM: rows that are sorted by group, each group with its own matrix.

@@ -20,7 +20,7 @@ from smelt.device import cpu, dlpack
 from smelt.device.cuda import TARGETS
 from smelt.device.gpu_buffer import GpuBuffer
 from smelt.device.host_plan import list_launches
-from smelt.dtype import Array, dtype
+from smelt.dtype import Array, bf16, dtype
 from smelt.engine import tune as tuning
 from smelt.engine import tuned
 from smelt.engine.compile import emit_source, plan_program
@@ -36,8 +36,9 @@ from smelt.ir.text import parse
 from smelt.kernel.build import attention_simt, paged_attention_simt
 from smelt.kernel.emit import kernel_cuda
 from smelt.kernel.tune.schedules import TENSOR_TILES, TensorTile, legal_schedules
-from smelt.llm import cache
+from smelt.llm import cache, checkpoint
 from smelt.llm.config import PAGE
+from smelt.llm.step import step_program
 from smelt.passes.lower_blocks import round_activations
 from smelt.run.executable import NativeExecutable
 from smelt.run.load import every_code
@@ -372,6 +373,22 @@ def test_a_language_model(emulated: EmulatedCuda, tmp_path: Path) -> None:
         logits = model.logits(case.tokens)
         assert np.abs(logits - case.logits).max() <= TOLERANCE * np.abs(case.logits).max()
         assert [*model.generate(case.tokens, max_tokens=3, ignore_end=True).ids] == case.ids[:3]
+
+
+def test_a_language_model_in_fp8(emulated: EmulatedCuda, tmp_path: Path) -> None:
+    """Tensor cores multiply fp8, whose sums have 14 bits: operands near the middle of two numbers round otherwise, so
+    logits are as far from exact ones as the reference's, not the same."""
+    case = Case.load(FIXTURE)[0]
+    write_checkpoint(tmp_path, case.config, case.shapes)
+    plan = plan_program(step_program(checkpoint.open(tmp_path), "fp8"), emulated.target())
+    assert "smelt_tile<smelt_fp8, " in emit_source([plan]).text()
+    with smelt.llm.load(tmp_path, engine="reference", precision="fp8") as model:
+        usual = np.abs(model.logits(case.tokens) - case.logits)
+    with smelt.llm.load(tmp_path, device="cuda", engine="native", precision="fp8") as model:
+        found = np.abs(model.logits(case.tokens) - case.logits)
+        assert model.checkpoint.config.cache == bf16
+    assert 0 < found.max() < 1.5 * usual.max()
+    assert 0 < found.mean() < 1.5 * usual.mean()
 
 
 def test_steps_of_a_language_model_on_a_gpu(

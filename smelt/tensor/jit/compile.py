@@ -286,10 +286,10 @@ def compile_traced(traced: Traced, given: TraceArguments, options: Options) -> E
     asked = options.platform.engine if options.platform is not None else None
     mesh = asked.mesh if isinstance(asked, MeshEngine) else None
     programs = [_finish_program(path, found, known, mesh) for path in traced.paths]
-    if options.precision == "q8":
-        programs = [round_activations(program) for program in programs]
-    elif options.precision in ROUND:
+    if options.precision in ROUND:
         programs = [round_products(program, options.precision) for program in programs]
+    if options.precision in ("q8", "fp8"):
+        programs = [round_activations(program) for program in programs]
     engine, compiled_paths = _compile_paths(traced.paths, programs, [found[i].name for i in sorted(donated)], options)
     target = options.platform or Platform("cpu" if options.device == "auto" else options.device, engine)
     in_place = bool(donated) and _donates(engine, programs)

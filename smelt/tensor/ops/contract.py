@@ -7,7 +7,7 @@ over named spatial axes, in any order. `Tensor`'s methods call these functions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from smelt.dim import Size
 from smelt.dtype import DType, dtype
@@ -26,19 +26,32 @@ if TYPE_CHECKING:
 
 Padding: TypeAlias = "Literal['valid', 'same'] | Mapping[str, tuple[int, int]] | Sequence[tuple[int, int]]"
 
+Precision = Literal["default", "high", "highest"]
+
 
 # ---- dot ----
 
 
-def dot(x: Tensor, y: Tensor, axes: str | Sequence[Any], *, result: str | DType | None = None) -> Tensor:
+def dot(
+    x: Tensor,
+    y: Tensor,
+    axes: str | Sequence[Any],
+    *,
+    result: str | DType | None = None,
+    precision: Precision = "default",
+) -> Tensor:
     """Contract the named axes, which both operands have (a matmul); other axes that both have are batch axes.
 
     The result has the batch axes, then the rest of the left operand's, then the right operand's. Without names the axes
     are a pair of numbers, or pairs of them: `x.dot(y, (-1, 0))`.
     """
     left, right = operand("left", x), operand("right", y)
+    if precision not in get_args(Precision):
+        known = ", ".join(map(repr, get_args(Precision)))
+        refuse(f"dot: the precision is one of {known}, not {precision!r}", left, right)
+    attrs = {} if precision == "default" else {"precision_config": (precision.upper(),) * 2}
     if x.shape.names is None and y.shape.names is None and not isinstance(axes, str):
-        return _dot_places(x, y, axes, left, right, result)
+        return _dot_places(x, y, axes, left, right, result, **attrs)
     if not isinstance(axes, str) and not all(isinstance(name, str) for name in axes):
         both = x.shape.names is not None and y.shape.names is not None
         mixed = "name the axes of the other operand, .named(…), or take the names away, .unnamed()"
@@ -69,7 +82,7 @@ def dot(x: Tensor, y: Tensor, axes: str | Sequence[Any], *, result: str | DType 
         tuple(y.shape.names.index(name) for name in contracted),
     )
     rest = [name for each in (x.shape.names, y.shape.names) for name in each if name not in (*batch, *contracted)]
-    return _dot_general(x, y, dims, (*batch, *rest), left, right, result)
+    return _dot_general(x, y, dims, (*batch, *rest), left, right, result, **attrs)
 
 
 def ragged_dot(x: Tensor, y: Tensor, sizes: Tensor, axis: str) -> Tensor:
@@ -144,6 +157,7 @@ def _dot_general(
     left: Operand,
     right: Operand,
     result: str | DType | None,
+    **attrs: Any,
 ) -> Tensor:
     element = promote("dot", left, right)
     x, y = el.cast(x, element), el.cast(y, element)
@@ -156,11 +170,17 @@ def _dot_general(
         ):
             sizes += [size for i, size in enumerate(shape.sizes) if i not in (*batch, *taken)]
         wanted = Shape.of(dtype(result), sizes)
-    return emit("dot_general", x, y, names=names, result=wanted, dot_dimension_numbers=dims)
+    return emit("dot_general", x, y, names=names, result=wanted, dot_dimension_numbers=dims, **attrs)
 
 
 def _dot_places(
-    x: Tensor, y: Tensor, axes: Sequence[Any], left: Operand, right: Operand, result: str | DType | None
+    x: Tensor,
+    y: Tensor,
+    axes: Sequence[Any],
+    left: Operand,
+    right: Operand,
+    result: str | DType | None,
+    **attrs: Any,
 ) -> Tensor:
     pairs = [axes] if axes and isinstance(axes[0], int) else list(axes)
     a = tuple(find_axis("dot", left, pair[0], blame=0) for pair in pairs)
@@ -169,7 +189,7 @@ def _dot_places(
         if not (answer := equal(x.shape.sizes[i], y.shape.sizes[j])):
             message = f"dot: axis {i} has size {x.shape.sizes[i]}, axis {j} of the right operand {y.shape.sizes[j]}"
             refuse(message, left, right, answer=answer, blame=1)
-    return _dot_general(x, y, DotDims((), (), a, b), None, left, right, result)
+    return _dot_general(x, y, DotDims((), (), a, b), None, left, right, result, **attrs)
 
 
 def matmul(x: Tensor, y: Tensor) -> Tensor:

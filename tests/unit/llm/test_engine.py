@@ -17,7 +17,7 @@ import smelt
 from smelt.cli.chat import Conversation
 from smelt.cli.generate import generate
 from smelt.cli.inspect import inspect
-from smelt.errors import FileError, MemoryLimitError, ParseError, RunError, SmeltError
+from smelt.errors import FileError, MemoryLimitError, ParseError, RunError, SmeltError, UnsupportedError
 from smelt.ir.cost import operations
 from smelt.llm import LanguageModel, Sampling, checkpoint
 from smelt.llm.batch import Batch
@@ -80,6 +80,26 @@ def test_matmuls_of_rounded_operands(
         assert 0 < np.abs(got - wide).max() < bound * np.abs(wide).max()
         picked, chosen = (narrow.generate(tokens, max_tokens=6, logprobs=each) for each in (None, 1))
         assert picked.ids == chosen.ids
+
+
+def test_matmuls_in_fp8(folder: Path, model: LanguageModel) -> None:
+    """All matrices of layers, and no other product: logits ask for precision. Engines compute the same numbers."""
+    program, layers = step_program(checkpoint.open(folder, None), "fp8"), len(model.config.layers)
+    products = [op for op in program.main.body.ops if op.name == "stablehlo.dot_general"]
+    narrow = [op for op in products if "f8E4M3FN" in str(op.operands[0].shape)]
+    assert len(narrow) == 7 * layers
+    assert [op.result.shape.sizes[-1] for op in products if op not in narrow] == [model.config.v]
+    tokens = CASE.tokens[:20]
+    wide = model.logits(tokens)
+    with (
+        smelt.llm.load(folder, engine="reference", precision="fp8") as meant,
+        smelt.llm.load(folder, engine="native", precision="fp8") as native,
+    ):
+        want, got = meant.logits(tokens), native.logits(tokens)
+        assert 0.005 < np.abs(want - wide).max() / np.abs(wide).max() < 0.25
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * np.abs(want).max())
+    with pytest.raises(UnsupportedError, match="rounded once"):
+        smelt.llm.load(folder, engine="pjrt", precision="fp8")
 
 
 def test_a_device_decodes_in_runs_that_end_where_others_wait(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,13 +66,55 @@ def test_weight_matmuls_in_int8(seed: int) -> None:
     np.testing.assert_allclose(found, run(quantised, [x, w])[0], rtol=1e-5, atol=1e-5)
 
 
-def test_a_row_does_not_depend_on_the_others(seed: int) -> None:
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
+def test_a_row_does_not_depend_on_the_others(precision: str, seed: int) -> None:
     random = np.random.default_rng(seed)
     x, w = random.normal(size=(9, 64)).astype(np.float32), random.normal(size=(64, 33)).astype(np.float32)
-    alone, together = (with_precision(matrix_product(rows, 64, 33), "int8") for rows in (1, 9))
+    alone, together = (with_precision(matrix_product(rows, 64, 33), precision) for rows in (1, 9))
     found = call(together, x, w)
     for i in range(9):
         np.testing.assert_array_equal(call(alone, x[i : i + 1], w)[0], found[i])
+
+
+def scaled_to_fp8(x: Array, axis: int) -> tuple[Array, Array]:
+    """fp8 as ml_dtypes rounds, and the scales."""
+    scale = np.maximum(np.abs(x).max(axis, keepdims=True) * np.float32(1 / 448), np.float32(1e-30))
+    return (x * (1 / scale)).astype(ml_dtypes.float8_e4m3fn).astype(np.float64), scale
+
+
+def test_weight_matmuls_in_fp8(seed: int) -> None:
+    """Products of numbers that ml_dtypes rounded, on the reference and on native; zeros stay zeros."""
+    random = np.random.default_rng(seed)
+    x, w = random.normal(1, 2, (7, 96)).astype(np.float32), random.normal(size=(96, 70)).astype(np.float32)
+    x[2], w[:, 7] = x[2] * 1e-20, w[:, 7] * 1e20
+    x[3], w[:, 5] = 0, 0
+    rounded = with_precision(matrix_product(7, 96, 70), "fp8")
+    assert "f8E4M3FN" in print_program(rounded)
+    (x8, x_scale), (w8, w_scale) = scaled_to_fp8(x, 1), scaled_to_fp8(w, 0)
+    want, reach = (x8 @ w8) * x_scale * w_scale, (np.abs(x8) @ np.abs(w8)) * x_scale * w_scale
+    for found in (run(rounded, [x, w])[0], call(rounded, x, w)):
+        assert (np.abs(found - want) <= 1e-5 * reach).all()
+    exact = x.astype(np.float64) @ w
+    error = np.abs(want - exact) / np.maximum(np.abs(x).astype(np.float64) @ np.abs(w), 1e-30)
+    assert 1e-3 < error.max() < 2**-3  # each operand is off by 1/16 at most, but for numbers below the scale
+
+
+def test_fp8_leaves_other_products(seed: int) -> None:
+    """Products of two activations, and convolutions, which are rounded to bf16."""
+    program = matrix_product(7, 96, 70, weight=False)
+    assert print_program(with_precision(program, "fp8")) == print_program(with_precision(program, "f32"))
+    f = weighted(Shape("f32", 1, 9, 9, 32), Shape("f32", 3, 3, 32, 16))
+    dims = ConvDims(0, 3, (1, 2), 2, 3, (0, 1), 0, 3, (1, 2))
+    made = f.convolution(
+        *f.args,
+        dimension_numbers=dims,
+        feature_group_count=1,
+        batch_group_count=1,
+        result=Shape("f32", 1, 7, 7, 16),
+    )
+    text = print_program(with_precision(Program.of(f.func(made)), "fp8"))
+    assert "bf16" in text
+    assert "f8E4M3FN" not in text
 
 
 @pytest.mark.parametrize("positive", [False, True])
@@ -214,7 +256,7 @@ def test_values_that_are_known_not_to_be_negative(bound: list[float], wanted: bo
 @pytest.mark.parametrize(
     ("precision", "message", "remedy"),
     [
-        ("f16", "there is no f16 GEMM kernel", 'precision="bf16", "tf32", "int8" or "f32"'),
+        ("f16", "there is no f16 GEMM kernel", 'precision="bf16", "tf32", "int8", "fp8" or "f32"'),
         ("int4", "unknown precision", None),
     ],
 )
