@@ -19,7 +19,13 @@ from smelt.shape import Shape
 WORK = frozenset(
     {
         *("smelt.relayout", "smelt.packed_dot", "smelt.packed_conv", "smelt.depthwise_conv", "smelt.winograd_conv"),
-        *("smelt.round_blocks", "smelt.packed_block_dot", "smelt.grouped_dot", "smelt.grouped_block_dot"),
+        *(
+            "smelt.round_blocks",
+            "smelt.round_rows",
+            "smelt.packed_block_dot",
+            "smelt.grouped_dot",
+            "smelt.grouped_block_dot",
+        ),
         *(
             f"stablehlo.{name}"
             for name in ("dot_general", "convolution", "reduce", "reduce_window", "sort", "fft", "cholesky")

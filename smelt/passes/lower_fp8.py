@@ -2,7 +2,8 @@
 
 bf16 holds every number of 8 bits, and f32 every product of two: conversions change only the order of a sum. With fp8
 tensor cores, operands that are widened before a product stay as they are, and their scales (of a tensor, of a row or of
-a column, as QDQ files have them) multiply the sum instead. Called by `pipeline`, before `lower_bf16`.
+a column, as QDQ files have them) multiply the sum instead. Rows that are rounded with a scale each (`fp8`) are one op
+there. Called by `pipeline`, before `lower_bf16`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from smelt.frozen import Frozen
 from smelt.ir.attributes import DotDims
 from smelt.ir.core import Op, Value
 from smelt.ir.ops.packed import FP8
-from smelt.ir.rewrite import Match, Rule, op
+from smelt.ir.rewrite import Edit, Match, Rule, op
+from smelt.passes.weight_matmul import is_fixed
 
 WIDE = (f32, bf16, f16)  # which hold fp8
 
@@ -60,6 +62,86 @@ def _dot(m: Match, x: Value, y: Value) -> Value:
     """The product of these operands, with sums of f32."""
     attrs = {name: value for name, value in m.op.attrs.items() if name != "algorithm"}
     return m.build.op(m.op.name, x, y, result=m.shape.with_dtype(f32), **attrs).result
+
+
+# ---- rows that are rounded ----
+
+
+def round_rows(edit: Edit) -> int:
+    """Activations that `passes.fp8` rounds: their scales and themselves as one op. How many there are."""
+    count = 0
+    for each in [each for each in edit.ops() if each.name == "stablehlo.convert" and each.result.shape.dtype in FP8]:
+        found = _find_rounding(edit, each)
+        if found is None:
+            continue
+        x, step, peak, factor, least = found
+        element = str(each.result.shape.dtype)
+        made = edit.before(peak).op("smelt.round_rows", x, element=element, factor=factor, least=least)
+        edit.replace(each.result, made.results[0])
+        edit.replace(step.result, made.results[1])
+        for dead in (each, step):
+            edit.erase_if_dead(dead)
+        count += 1
+    return count
+
+
+def _find_rounding(edit: Edit, narrow: Op) -> tuple[Value, Op, Op, float, float] | None:
+    """(x, the op of the scales, the reduction, factor, least) of convert(x * (1 / scale)) with scale = max(max |x| *
+    factor, least), where x is no weight and all axes but the last are rows."""
+    for x, inverse in _operands_of(edit, narrow.operands[0], "stablehlo.multiply"):
+        rows = tuple(range(x.shape.rank - 1))
+        for one, step in _operands_of(edit, _spread_along(edit, inverse, rows), "stablehlo.divide"):
+            for scaled, last in _operands_of(edit, step, "stablehlo.maximum"):
+                for reach, by in _operands_of(edit, scaled, "stablehlo.multiply"):
+                    factor, least = _number(edit, by), _number(edit, last)
+                    scale, peak = edit.maker(step), edit.maker(reach)
+                    if _number(edit, one) != 1.0 or factor is None or least is None or scale is None or peak is None:
+                        continue
+                    if _is_largest_size(edit, peak, x) and not is_fixed(edit, x):
+                        return x, scale, peak, factor, least
+    return None
+
+
+def _operands_of(edit: Edit, value: Value | None, name: str) -> list[tuple[Value, Value]]:
+    """The two operands of an op of that name, in both orders where it is commutative."""
+    maker = None if value is None else edit.maker(value)
+    if maker is None or maker.name != name:
+        return []
+    one, other = edit.operands(maker)
+    return [(one, other), *([(other, one)] if name != "stablehlo.divide" else [])]
+
+
+def _spread_along(edit: Edit, value: Value, dims: tuple[int, ...]) -> Value | None:
+    """What is broadcast along the other axes."""
+    maker = edit.maker(value)
+    if maker is None or maker.name != "stablehlo.broadcast_in_dim" or maker.attrs["broadcast_dimensions"] != dims:
+        return None
+    return edit.operands(maker)[0]
+
+
+def _number(edit: Edit, value: Value) -> float | None:
+    """The number that a value is everywhere."""
+    maker = edit.maker(value)
+    if maker is not None and maker.name == "stablehlo.broadcast_in_dim":
+        return _number(edit, edit.operands(maker)[0])
+    if maker is None or maker.name != "stablehlo.constant" or not maker.attrs["value"].is_splat:
+        return None
+    return float(maker.attrs["value"].array.flat[0])
+
+
+def _is_largest_size(edit: Edit, op: Op, x: Value) -> bool:
+    """Whether an op is the largest magnitude along the last axis of a value."""
+    if op.name != "stablehlo.reduce" or op.attrs["dimensions"] != (x.shape.rank - 1,) or not _is_maximum(op):
+        return False
+    sizes, start = edit.operands(op)
+    absolute = edit.maker(sizes)
+    is_size = absolute is not None and absolute.name == "stablehlo.abs" and edit.operands(absolute)[0] is x
+    return is_size and _number(edit, start) == 0.0
+
+
+def _is_maximum(reduction: Op) -> bool:
+    body = reduction.regions[0].ops
+    return len(reduction.results) == 1 and len(body) == 1 and body[0].name == "stablehlo.maximum"
 
 
 # ---- operands that are widened ----

@@ -17,9 +17,10 @@ from smelt.dtype import DType, bf16
 from smelt.frozen import Frozen
 from smelt.ir.block_layout import COLUMNS
 from smelt.ir.build import Builder
-from smelt.ir.core import Op, Region, Value
+from smelt.ir.clone import clone_region
+from smelt.ir.core import Op, Region, Value, find_captures
 from smelt.ir.ops import OPS
-from smelt.ir.ops.packed import PAIRED
+from smelt.ir.ops.packed import FP8, PAIRED
 from smelt.ir.rewrite import Edit, has_effect
 from smelt.layout import Layout
 from smelt.passes.crop import crop
@@ -102,7 +103,7 @@ def _keep_epilogues(edit: Edit, ops: list[Op]) -> bool:
     """Whether each product is better off with its own epilogue: many rows on tensor cores, or many columns that do not
     alternate."""
     rows = ops[0].result.shape.sizes[1]
-    many = isinstance(rows, int) and rows > FEW_ROWS and ops[0].operands[0].shape.dtype == bf16
+    many = isinstance(rows, int) and rows > FEW_ROWS and ops[0].operands[0].shape.dtype in (bf16, *FP8)
     return many or (_is_wide(ops[0]) and not _are_paired(edit, ops))
 
 
@@ -141,7 +142,7 @@ def _depends_on(edit: Edit, value: Value, weights: set[Value]) -> bool:
         if each.op is None:
             if each not in weights:
                 return False
-        elif each.op.regions or has_effect(each.op) or len(each.op.results) > 1:
+        elif find_captures(*each.op.regions) or has_effect(each.op) or len(each.op.results) > 1:
             return False
         else:
             stack += edit.operands(each.op)
@@ -160,7 +161,9 @@ def _merge(edit: Edit, ops: list[Op], followed: list[_End]) -> None:
             return value
         if value not in copies:
             operands = [copy(each) for each in value.op.operands]
-            copies[value] = build.op(value.op.name, *operands, result=value.type, **value.op.attrs).result
+            regions = [clone_region(each, {}) for each in value.op.regions]
+            attrs = {**value.op.attrs, **({"regions": regions} if regions else {})}
+            copies[value] = build.op(value.op.name, *operands, result=value.type, **attrs).result
         return copies[value]
 
     each = [copy(edit.operands(op)[-1]) for op in ops]

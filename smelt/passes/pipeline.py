@@ -31,7 +31,7 @@ from smelt.passes.lower import lower
 from smelt.passes.lower_bf16 import bf16_rules
 from smelt.passes.lower_blocks import lower_blocks, merge_block_dots
 from smelt.passes.lower_custom_calls import lower_custom_calls
-from smelt.passes.lower_fp8 import fp8_rules
+from smelt.passes.lower_fp8 import fp8_rules, round_rows
 from smelt.passes.lower_int8 import QUANTISING, SPREADING, Panel, int8_rules
 from smelt.passes.lower_quantised_types import lower_quantised_types
 from smelt.passes.lower_random import lower_random
@@ -134,7 +134,8 @@ def passes(
 
     def lower_fp8(edit: Edit) -> int:
         assert target is not None
-        return rewrite(edit, fp8_rules(fp8=FP8 in target.features, pairs=target.has_pairs))
+        count = round_rows(edit) if FP8 in target.features else 0
+        return count + rewrite(edit, fp8_rules(fp8=FP8 in target.features, pairs=target.has_pairs))
 
     def blocks(edit: Edit) -> int:
         count = lower_blocks(edit, grouped=not simt)  # a GPU multiplies ragged groups by decoded weights

@@ -65,8 +65,8 @@ def _round_product_to_tf32(edit: Edit, product: Op) -> Value:
 
 
 def _round_product_to_fp8(edit: Edit, product: Op) -> Value | None:
-    """The same product by weights in fp8. Other products are left, those by weights in blocks, which are smaller, and
-    those that ask for precision: with weights of bf16 both operands of these are rounded to bf16."""
+    """The same weight matmul on fp8. Block-quantised weights, which are smaller, are left, and products that ask for
+    precision: with weights of bf16 both operands of these are rounded to bf16."""
     maker = edit.maker(edit.operands(product)[1])
     blocks = maker is not None and maker.name == "stablehlo.composite"
     precise = {*(product.attrs.get("precision_config") or ())} - {"DEFAULT"}

@@ -221,7 +221,7 @@ def test_weights_by_the_copy_engine(
     ]
     for made, _, (some,) in calls:
         high = next(each for each in (8, 16, 32, 64) if len(some) <= each)
-        assert f"smelt_stream<{high}, " in source(made, "sm_90")
+        assert f"smelt_stream<ui16, {high}, " in source(made, "sm_90")
     found = run_all(calls, "sm_90", times=2)
     for want, (whole, *others) in zip(wanted, (found[i : i + 5] for i in range(0, len(found), 5)), strict=True):
         assert np.abs(whole - want).max() <= ROUNDING * np.abs(want).max()
@@ -398,7 +398,7 @@ def test_threads_of_large_maps_store_16_bytes(
 def test_a_network_with_activations_in_bf16(emulated: EmulatedCuda, seed: int) -> None:
     """The first convolution runs on tensor cores as well: zeros fill up its channels."""
     program = with_precision(parse(NETWORK), "bf16_activations")
-    assert len(re.findall(r"smelt_(tile<ui16|stream<\d)", source(program, "sm_90"))) >= 2
+    assert len(re.findall(r"smelt_(tile|stream)<ui16", source(program, "sm_90"))) >= 2
     random = np.random.default_rng(seed)
     x, k, w = (random.standard_normal(arg.shape.numbers(), np.float32) for arg in program.main.args)
     got = run_with(program, "sm_90", {"k": k, "w": w}, x)
@@ -523,6 +523,42 @@ def test_tiles_of_fp8(
         calls.append((dot(rows, depth, columns, kind), {"w": w}, (x,)))
     for (_, weights, (x,)), got in zip(calls, run_all(calls, "sm_90", times=2), strict=True):
         assert worst_error(got, x, weights["w"]) <= FP8_SUM
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("instructions", ["sm_90", "sm_89"])
+def test_fp8_weights_by_the_copy_engine(
+    splits: int,
+    instructions: str,
+    emulated: EmulatedCuda,
+    seed: int,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """As of bf16: every number of rows of a stage, K that fills no block nor 16 bytes, columns that fill no panel, rows
+    that are not aligned, types that differ, blocks that share K, PTX for later chips. A row has the same bits in any
+    batch."""
+    monkeypatch.setattr(cache, "default", lambda: cache.Cache(tmp_path))
+    monkeypatch.setattr(EmulatedCuda, "compile_file", lambda _, text, machine: compile_emulated(text, instructions))
+    monkeypatch.setattr(gemm_simt, "stream_splits", lambda *_: splits)
+    random, numbers = np.random.default_rng(seed), (64, 1, 8, 13, 32)
+    calls = list[Call]()
+    for depth, columns, left, right in (
+        (2448, 130, "f8E4M3FN", "f8E4M3FN"),
+        (333, 64, "f8E4M3FN", "f8E5M2"),
+        (96, 200, "f8E5M2", "f8E4M3FN"),
+    ):
+        x, w = draw_fp8(random, (64, depth), left), draw_fp8(random, (depth, columns), right)
+        calls += [(dot(rows, depth, columns, left, right), {"w": w}, (x[:rows],)) for rows in numbers]
+    for made, _, (some,) in calls:
+        high = next(each for each in (8, 16, 32, 64) if len(some) <= each)
+        assert f"smelt_stream<smelt_fp8, {high}, " in source(made, "sm_90")
+    found = run_all(calls, "sm_90", times=2)
+    for at in range(0, len(found), len(numbers)):
+        (_, weights, (x,)), (whole, *others) = calls[at], found[at : at + len(numbers)]
+        assert worst_error(whole, x, weights["w"]) <= FP8_SUM
+        for got in others:
+            np.testing.assert_array_equal(got, whole[: len(got)])
 
 
 @pytest.mark.parametrize("machine", ["sm_89", "sm_90"])

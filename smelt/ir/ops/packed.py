@@ -3,7 +3,8 @@
 `smelt.relayout` stores a tensor in a `Layout`: the columns of a matrix cut into panels, for one. `smelt.packed_dot`
 multiplies by a matrix in a layout, `smelt.packed_conv` convolves feature maps [batch, y, x, channel] by one, with zeros
 around them where it has a `padding`;
-`smelt.depthwise_conv` is a depthwise convolution. Element types say what is multiplied: floats, bf16 with sums of f32,
+`smelt.depthwise_conv` is a depthwise convolution. `smelt.round_rows` rounds activations to fp8, with a scale per row.
+Element types say what is multiplied: floats, bf16 with sums of f32,
 fp8 with sums of f32, f32 by weights that are stored in 16 bits, or ui8 by i8 with exact sums of i32. All have reference
 semantics, so programs that hold them can be verified, printed and run by the reference engine.
 """
@@ -18,7 +19,7 @@ import numpy as np
 from smelt.dim import Size, ceildiv, floordiv
 from smelt.dtype import Array, DType, bf16, dtype, f16, f32, i8, i32, ui8
 from smelt.frozen import Frozen
-from smelt.ir.attributes import INTS, PAIRS, STRING
+from smelt.ir.attributes import FLOAT32, INTS, PAIRS, STRING
 from smelt.ir.core import Attrs, Op, Type
 from smelt.ir.ops.definition import Attr, Call, Frame, OpDef
 from smelt.ir.ops.linear import matmul
@@ -272,10 +273,34 @@ LAYOUT = Attr("layout", STRING)
 _TAPS = tuple(Attr(name, INTS) for name in ("window", "strides", "dilations"))
 _PADDING = Attr("padding", PAIRS, None)
 
+# ---- fp8 ----
+
+
+def _infer_round_rows(call: Call) -> Sequence[Type]:
+    x, element = call.shape(0), call.attrs["element"]
+    call.require(x.rank > 0 and x.dtype == f32, "", "the operand must be rows of f32", got=x)
+    call.require(element in {each.name for each in FP8}, "", "rows are rounded to fp8", got=element)
+    return [x.with_dtype(dtype(element)), Shape.of(f32, x.sizes[:-1])]
+
+
+def _round_rows(frame: Frame, op: Op, x: Array) -> tuple[Array, Array]:
+    with np.errstate(all="ignore"):
+        scale = np.maximum(np.abs(x).max(-1, initial=0) * np.float32(op.attrs["factor"]), np.float32(op.attrs["least"]))
+        rounded = (x * (np.float32(1) / scale)[..., None]).astype(dtype(op.attrs["element"]).numpy)
+    return rounded, scale
+
+
 ROWS = [
     OpDef("smelt.relayout", "x", _infer_relayout, _relayout, (LAYOUT,)),
     OpDef("smelt.packed_dot", "lhs rhs", _infer_packed_dot, _packed_dot, (LAYOUT,)),
     OpDef("smelt.packed_conv", "images panels", _infer_packed_conv, _packed_conv, (LAYOUT, *_TAPS, _PADDING)),
     OpDef("smelt.winograd_conv", "images panels", _infer_winograd_conv, _winograd_conv),
     OpDef("smelt.depthwise_conv", "images kernel", _infer_depthwise_conv, _depthwise_conv, _TAPS[1:]),
+    OpDef(
+        "smelt.round_rows",
+        "x",
+        _infer_round_rows,
+        _round_rows,
+        (Attr("element", STRING), Attr("factor", FLOAT32), Attr("least", FLOAT32)),
+    ),
 ]

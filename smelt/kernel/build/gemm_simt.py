@@ -24,7 +24,7 @@ from smelt.kernel.loops.form import (
     FEW_BF16,
     FEW_F32_BF16,
     INT8,
-    STREAM_BF16,
+    STREAM,
     TENSOR_BF16,
     TENSOR_F32_BF16,
     TENSOR_FP8,
@@ -43,11 +43,11 @@ from smelt.kernel.loops.tensor_tile import (
     STREAM_COLUMNS,
     STREAM_PITCH,
     STREAM_SIZES,
-    STREAM_STEPS,
     TENSOR,
     TILE_ROWS,
     WIDTHS,
     stage_bytes,
+    stream_steps,
 )
 from smelt.kernel.tune.schedules import TENSOR_TILES, FewColumns, KernelKey, TensorTile
 from smelt.shape import Shape
@@ -176,7 +176,7 @@ def _tensor_dot(nest: Nest, op: Op, output: Output, form: Form) -> None:
         _few_rows(nest, op, output, FEW_BF16 if form.left == bf16 else FEW_F32_BF16, 1 - more_than(few))
     streams = more_than(few) - more_than(most)
     if streams != 0:
-        _stream_rows(nest, op, output, streams)
+        _stream_rows(nest, op, output, stream_form(form), streams)
     if more_than(most) != 0:
         _many_rows(nest, op, output, form, more_than(most))
 
@@ -185,11 +185,16 @@ def few_and_most(target: Target, op: Op, form: Form) -> tuple[int, int]:
     """The rows up to which threads read the weights themselves; up to which the copy engine does, where it can: it
     brings weights while the launches in front are still at work."""
     *_, width = tensor(op.operands[1]).sizes
-    if form not in (TENSOR_BF16, TENSOR_F32_BF16):  # which only tiles are for
-        return 0, 0
-    if form is not TENSOR_BF16 or WARPGROUPS not in target.features or width != STREAM_COLUMNS * form.k_pack:
-        return FEW_TENSOR_ROWS, FEW_TENSOR_ROWS
-    return 0, STREAM_SIZES[-1]
+    streams = form is TENSOR_BF16 or form in TENSOR_FP8
+    if streams and WARPGROUPS in target.features and width == STREAM_COLUMNS * form.k_pack:
+        return 0, STREAM_SIZES[-1]
+    few = FEW_TENSOR_ROWS if form in (TENSOR_BF16, TENSOR_F32_BF16) else 0  # others have tiles alone
+    return few, few
+
+
+def stream_form(form: Form) -> Form:
+    """The form of few rows whose weights the copy engine brings."""
+    return next(each for each in STREAM if (each.left, each.right) == (form.left, form.right))
 
 
 def _few_rows(nest: Nest, op: Op, output: Output, form: Form, here: Size) -> None:
@@ -216,7 +221,7 @@ def _few_rows(nest: Nest, op: Op, output: Output, form: Form, here: Size) -> Non
         tile.store(nest, op, output, f32, lambda row, column: (group, row, column))
 
 
-def _stream_rows(nest: Nest, op: Op, output: Output, here: Size) -> None:
+def _stream_rows(nest: Nest, op: Op, output: Output, form: Form, here: Size) -> None:
     """A block for each panel; several, which split K, where panels are few. The parts of K do not depend on the number
     of rows, so that a row has the same bits in any batch."""
     lhs, panels = op.operands
@@ -224,7 +229,8 @@ def _stream_rows(nest: Nest, op: Op, output: Output, here: Size) -> None:
     columns, wide = tensor(op.result).sizes[2], STREAM_COLUMNS
     tall = next((each for each in STREAM_SIZES if isinstance(rows, int) and rows <= each), STREAM_SIZES[-1])
     tiles = groups, ceildiv(columns, wide)
-    split = SplitK.of(nest, TensorSize(tall, wide, stream_splits(product(tiles), ceildiv(depth, STREAM_STEPS))), tiles)
+    splits = stream_splits(product(tiles), ceildiv(depth, stream_steps(form)))
+    split = SplitK.of(nest, TensorSize(tall, wide, splits), tiles)
     with nest.loops((groups * here, tiles[1], split.size.splits)) as (group, panel, share):
         before = nest.let(scale(panel, wide))
         there = at_most(nest, wide, columns, before)
@@ -234,7 +240,7 @@ def _stream_rows(nest: Nest, op: Op, output: Output, here: Size) -> None:
         place = (Number(0) if shared == 1 else group, panel, Number(0))
         b = panel_slice(nest, op, place, Amount(depth), Columns(before, wide, there, f32))
         shares = split.shares(nest, (group, panel), share)
-        nest.emit(Mma(tile.sums, a, b, STREAM_BF16, shares))
+        nest.emit(Mma(tile.sums, a, b, form, shares))
         split.finish(nest, tile, shares).store_vectors(
             nest, op, output, columns, lambda row, column: (group, row, column)
         )

@@ -1,6 +1,7 @@
 """Quantising to int8 and uint8: one element of `smelt.round_to_byte`, exactly rounded in a few instructions.
 
 It ends the epilogue of most int8 GEMMs. `elementwise.convert` takes the integer before it is narrowed.
+`smelt.round_rows` rounds rows to fp8: a reduction and a map of each, which on a GPU stay in registers.
 """
 
 from __future__ import annotations
@@ -9,10 +10,30 @@ import numpy as np
 
 from smelt.dtype import f32, i32
 from smelt.ir.core import Op
-from smelt.kernel.loops.grammar import Expr, Number
-from smelt.kernel.loops.nest import Index, Nest, pull, tensor
+from smelt.kernel.build.attention_shape import fold_here
+from smelt.kernel.build.sinks import Output, sink
+from smelt.kernel.loops.grammar import Amount, Expr, Number
+from smelt.kernel.loops.nest import Index, Nest, flat, pull, tensor
 
 TINY, HUGE = 2.0**-64, 2.0**64  # scales whose reciprocals and quotients neither overflow nor underflow f32
+
+
+@sink("smelt.round_rows")
+def round_rows(nest: Nest, op: Op, output: Output) -> None:
+    (x,) = op.operands
+    *rows, depth = tensor(x).sizes
+    narrow, scales = output.targets
+    with nest.loops(tuple(rows)) as row:
+        most = fold_here(
+            nest, "maximum", Number(0.0, f32), Amount(depth), lambda at: nest.apply("abs", nest.pull(x, (*row, at)))
+        )
+        scaled = nest.apply("multiply", most, Number(op.attrs["factor"], f32))
+        step = nest.apply("maximum", scaled, Number(op.attrs["least"], f32))
+        inverse = nest.apply("divide", Number(1.0, f32), step)
+        nest.store(scales, flat(tuple(row), tuple(rows)), step)
+        with nest.loop(depth, "lane") as at:
+            element = nest.apply("multiply", nest.pull(x, (*row, at)), inverse)
+            nest.store(narrow, flat((*row, at), (*rows, depth)), nest.convert(element, tensor(op.results[0]).element))
 
 
 @pull("smelt.round_to_byte")

@@ -23,7 +23,7 @@ from smelt.kernel.emit.tile_few import few_call, stream_call
 from smelt.kernel.emit.vector_cuda import LANE
 from smelt.kernel.loops.adjacent import find_definitions, first_place, is_multiple
 from smelt.kernel.loops.fold import identity
-from smelt.kernel.loops.form import STREAM_BF16
+from smelt.kernel.loops.form import STREAM
 from smelt.kernel.loops.grammar import (
     SHORT,
     Affine,
@@ -242,7 +242,7 @@ class StagePrinter(Printer):
     def streams(self) -> bool:
         """Whether the copy engine brings the weights of a product of few rows."""
         products = [each for each in walk_statements(self.stage.body) if isinstance(each, Mma | BlockMma)]
-        return any(each.stages > 0 if isinstance(each, BlockMma) else each.form is STREAM_BF16 for each in products)
+        return any(each.stages > 0 if isinstance(each, BlockMma) else each.form in STREAM for each in products)
 
     @property
     def resident(self) -> int:
@@ -675,10 +675,10 @@ class StagePrinter(Printer):
             function = tile_call(mma.form, tall, wide, ring, **flags)
             share = [self.share(mma.accumulate, tall * wide)] if isinstance(mma.accumulate, Split) else []
             return f"{function}({LANE}, smelt_shared, {', '.join((*given, *share))});"
-        if mma.form is STREAM_BF16:
+        if mma.form in STREAM:
             splits, rows_there = isinstance(mma.accumulate, Split), stream_rows(mma)
             stages = self.stage.ring // stream_stage_bytes(mma)
-            function = stream_call(rows_there, stages, aligned=self.is_aligned(mma), splits=splits)
+            function = stream_call(mma.form, rows_there, stages, aligned=self.is_aligned(mma), splits=splits)
             few = [given[i] for i in (0, 1, 3, 6, 7, 9, 10, 11)]
             few += (
                 [self.share(mma.accumulate, rows_there * STREAM_COLUMNS)] if isinstance(mma.accumulate, Split) else []

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 from smelt import abi
@@ -120,8 +121,8 @@ class PlanWriter:
         buffer = self.plan.buffers[weights]
         first: dict[str, Any] = next(iter(step["launches"]), {})  # an empty kernel has none
         if buffer.shape.is_static and first.get("prefetches"):
-            _, panels, lines, line = buffer.shape.numbers()
-            stride = lines * line * buffer.shape.dtype.numpy.itemsize
+            _, panels, *lines = buffer.shape.numbers()
+            stride = prod(lines) * buffer.shape.dtype.numpy.itemsize
             most = min(between * PREFETCHED, MOST_PREFETCHED)
             piece = min(stride, most // max(1, panels)) // PIECE * PIECE
             if piece and panels and stride % ALIGN == 0:

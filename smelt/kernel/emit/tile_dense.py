@@ -11,9 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
+from smelt.dtype import DType
 from smelt.frozen import Frozen
 from smelt.kernel import math
-from smelt.kernel.loops.form import TENSOR_BF16, TENSOR_F16, TENSOR_FP8, TENSOR_INT8, TENSOR_TF32, Form
+from smelt.kernel.loops.form import STREAM_FP8, TENSOR_BF16, TENSOR_F16, TENSOR_FP8, TENSOR_INT8, TENSOR_TF32, Form
 from smelt.kernel.loops.tensor_tile import slab_steps
 
 WGMMA = """\
@@ -392,8 +393,8 @@ PAD = """\
 
 
 def kinds_of(text: str) -> list[Kind]:
-    """The kinds of the tiles that a text computes; the first one is always there."""
-    numbers = {0, *(int(each) for each in re.findall(r"smelt_tile<[^>]*, (\d+)>\(", text))}
+    """The kinds of the products that a text computes; the first one is always there."""
+    numbers = {0, *(int(each) for each in re.findall(r"smelt_(?:tile|stream)<[^>]*, (\d+)>\(", text))}
     return [KINDS[number] for number in sorted(numbers)]
 
 
@@ -423,8 +424,13 @@ def _wgmma_text(columns: int, kind: Kind) -> str:
 
 def element_types(form: Form) -> tuple[str, str]:
     """The C types of both operands in memory."""
-    own = KINDS[NUMBERS[form]].element if form in NUMBERS else ""
+    own = KINDS[number_of(form.left, form.right)].element if form in (*TENSOR_FP8, *STREAM_FP8, TENSOR_TF32) else ""
     return (own, own) if own else (math.storage(form.left), math.storage(form.right))
+
+
+def number_of(left: DType, right: DType) -> int:
+    """The kind of instructions that multiply these types."""
+    return next((i for i, kind in enumerate(KINDS) if (kind.form.left, kind.form.right) == (left, right)), 0)
 
 
 def tile_call(

@@ -1,4 +1,4 @@
-"""CUDA micro-kernels of few rows by bf16 weights (decoding), where memory is what counts.
+"""CUDA micro-kernels of few rows by bf16 or fp8 weights (decoding), where memory is what counts.
 
 `smelt_few`, for up to 32 rows: weights go from memory to registers and are the left operand of `mma.sync`. K has eight
 parts, 32 steps of every 256; each is added up by one warp, and the eight sums are added in order.
@@ -9,6 +9,7 @@ are adjacent in a panel, 8 KB at a time; `wgmma` takes weights as its left opera
 from __future__ import annotations
 
 from smelt.kernel import math
+from smelt.kernel.emit.tile_dense import element_types, number_of
 from smelt.kernel.loops.form import Form
 
 FEW = """\
@@ -115,16 +116,22 @@ template <int TILES, class L> inline void smelt_few(int lane, char *ring, i64 ro
 }
 """
 STREAM = """\
-// Four warps copy, four multiply. A stage has 64 steps of K of 64 columns, and of ROWS rows, in runs of 128 bytes.
-template <int ROWS, int STAGES, bool ALIGNED, bool SPLIT> inline void smelt_stream_rows(int lane, char *ring, i64 rows,
-    const ui16 *a, i64 row, const ui16 *b, i64 line, i64 depth, f32 *acc, i64 width, const smelt_share &share) {
-  enum { COPIERS = 128, WEIGHTS = 8 * 1024, STAGE = WEIGHTS + ROWS * 128 };
+// Four warps copy, four multiply. A stage has 128 bytes of K of 64 columns, and of ROWS rows, in runs of 128 bytes. A
+// stage of fp8 is a block of K, whose sum is added to the others'.
+template <class L, int ROWS, int STAGES, bool ALIGNED, bool SPLIT, int KIND> inline void smelt_stream_rows(int lane,
+    char *ring, i64 rows, const L *a, i64 row, const typename smelt_left<L>::Right *b, i64 line, i64 depth, f32 *acc,
+    i64 width, const smelt_share &share) {
+  enum {
+    COPIERS = 128, WEIGHTS = 8 * 1024, STAGE = WEIGHTS + ROWS * 128, PACK = smelt_left<L>::PACK, STEPS = 8 * PACK,
+    BLOCK = smelt_left<L>::BLOCK
+  };
+  static_assert(!BLOCK || (int)BLOCK == (int)STEPS, "a stage is a block of K");
   // Requests for weights delay those of the launch in front: until it ends, all but AT_ONCE stages are spread over FILL
   // cycles.
   enum { AT_ONCE = 2, FILL = 20000 };
   ui64 *const full = (ui64 *)(ring + STAGES * STAGE), *const free = full + STAGES;
   volatile ui32 *const there = (volatile ui32 *)(free + STAGES);  // whether the launch in front has ended
-  const int count = (int)depth, lines = (count + 7) / 8, all = (count + 63) / 64;
+  const int count = (int)depth, lines = (count + PACK - 1) / PACK, all = (count + STEPS - 1) / STEPS;
   const int begin = SPLIT ? (int)((i64)all * share.number / share.count) : 0;
   const int end = SPLIT ? (int)((i64)all * (share.number + 1) / share.count) : all;
   if (lane == 0) {
@@ -138,7 +145,7 @@ template <int ROWS, int STAGES, bool ALIGNED, bool SPLIT> inline void smelt_stre
   __syncthreads();
   if (lane >= 128) {
     const int member = lane - 128, chunk = member % 8, first_row = member / 8;
-    const bool whole = ALIGNED || ((ui64)a | (ui64)(2 * row)) % 16 == 0;
+    const bool whole = ALIGNED || ((ui64)a | (ui64)(row * (i64)sizeof(L))) % 16 == 0;
     const auto fetch_lines = [&](int slot, int stage) {
       char *const to = ring + slot * STAGE;
       const int left = lines - 8 * stage, there = left < 8 ? left : 8;
@@ -150,17 +157,17 @@ template <int ROWS, int STAGES, bool ALIGNED, bool SPLIT> inline void smelt_stre
     };
     const auto fetch_rows = [&](int slot, int stage) {
       char *const to = ring + slot * STAGE + WEIGHTS;
-      const int k = 64 * stage + 8 * chunk, left = count - k, used = left <= 0 ? 0 : left < 8 ? left : 8;
+      const int k = STEPS * stage + PACK * chunk, left = count - k, used = left <= 0 ? 0 : left < PACK ? left : PACK;
 #pragma unroll
       for (int i = 0; i < (ROWS + 15) / 16; i++) {
         const int r = first_row + 16 * i;
         if (r >= rows) continue;
-        const ui16 *const from = a + r * row + k;
-        ui16 *const target = (ui16 *)(to + r * 128 + (chunk ^ (r % 8)) * 16);
+        const L *const from = a + r * row + k;
+        L *const target = (L *)(to + r * 128 + (chunk ^ (r % 8)) * 16);
         if (whole) {
-          smelt_copy_async(target, from, 2 * used);
+          smelt_copy_async(target, from, (int)sizeof(L) * used);
         } else {
-          for (int e = 0; e < 8; e++) target[e] = e < used ? from[e] : (ui16)0;
+          for (int e = 0; e < PACK; e++) target[e] = e < used ? from[e] : L{};
         }
       }
       if (whole) {
@@ -194,7 +201,7 @@ template <int ROWS, int STAGES, bool ALIGNED, bool SPLIT> inline void smelt_stre
   }
   smelt_await();
   const int warp = lane / 32, group = lane % 32 / 4, member = lane % 4;
-  f32 sum[ROWS / 2];
+  f32 sum[ROWS / 2], part[BLOCK ? ROWS / 2 : 1];  // part: of a block of K
 #pragma unroll
   for (int i = 0; i < ROWS / 2; i++) sum[i] = 0;
   int slot = 0, phase = 0;
@@ -207,14 +214,28 @@ template <int ROWS, int STAGES, bool ALIGNED, bool SPLIT> inline void smelt_stre
     const ui64 left = (ui64)(1024 >> 4) << 16 | (ui64)(128 >> 4) << 32 | smelt_shared_address(at) >> 4;
     const ui64 right =
         (ui64)1 << 16 | (ui64)(1024 >> 4) << 32 | (ui64)1 << 62 | smelt_shared_address(at + WEIGHTS) >> 4;
-    smelt_wgmma_fence();
+    const auto multiply = [&](auto &to) {
+      smelt_wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < 4; i++) smelt_wgmma(sum, left + i * (2048 >> 4), right + i * (32 >> 4));
-    smelt_wgmma_commit();
-    smelt_wgmma_wait<1>();
-    const bool done = stage > begin;  // the stage before
-    const int last = slot ? slot - 1 : STAGES - 1, next = stage - 1 + STAGES;
+      for (int i = 0; i < 4; i++) smelt_multiply<KIND>(to, left + i * (2048 >> 4), right + i * (32 >> 4), i);
+      smelt_wgmma_commit();
+    };
+    if constexpr (BLOCK) {
+      multiply(part);
+      smelt_wgmma_wait<0>();
+      smelt_wgmma_done(part);
+#pragma unroll
+      for (int i = 0; i < ROWS / 2; i++) sum[i] += part[i];
+    } else {
+      multiply(sum);
+      smelt_wgmma_wait<1>();
+    }
+    const bool done = BLOCK || stage > begin;  // this stage, or the one before
+    const int last = BLOCK ? slot : slot ? slot - 1 : STAGES - 1, next = stage - (BLOCK ? 0 : 1) + STAGES;
 #else
+    if constexpr (BLOCK)
+#pragma unroll
+      for (int i = 0; i < ROWS / 2; i++) part[i] = 0;
 #pragma unroll
     for (int s = 0; s < 2; s++) {
       smelt_words w[2];
@@ -228,10 +249,13 @@ template <int ROWS, int STAGES, bool ALIGNED, bool SPLIT> inline void smelt_stre
 #pragma unroll
         for (int half = 0; half < 2; half++) {
           const ui32 u[4] = {w[0].x[2 * half], w[1].x[2 * half], w[0].x[2 * half + 1], w[1].x[2 * half + 1]};
-          smelt_mma_sync(sum + 4 * g, u, x.x + 2 * half);
+          smelt_multiply_fragments<KIND>((BLOCK ? part : sum) + 4 * g, u, x.x + 2 * half);
         }
       }
     }
+    if constexpr (BLOCK)
+#pragma unroll
+      for (int i = 0; i < ROWS / 2; i++) sum[i] += part[i];
     __syncwarp();
     const bool done = true;
     const int last = slot, next = stage + STAGES;
@@ -253,10 +277,10 @@ template <int ROWS, int STAGES, bool ALIGNED, bool SPLIT> inline void smelt_stre
     if (r < rows) acc[r * width + 16 * warp + group + i / 2 % 2 * 8] = sum[i];
   }
 }
-template <int MOST, int STAGES, bool ALIGNED, bool SPLIT> inline void smelt_stream(int lane, char *ring, i64 rows,
-    const ui16 *a, i64 row, const ui16 *b, i64 line, i64 depth, f32 *acc, i64 width,
-    const smelt_share &share = smelt_share{}) {
-#define SMELT_STREAM(ROWS) smelt_stream_rows<(ROWS < MOST ? ROWS : MOST), STAGES, ALIGNED, SPLIT>( \\
+template <class L, int MOST, int STAGES, bool ALIGNED, bool SPLIT, int KIND> inline void smelt_stream(int lane,
+    char *ring, i64 rows, const L *a, i64 row, const typename smelt_left<L>::Right *b, i64 line, i64 depth, f32 *acc,
+    i64 width, const smelt_share &share = smelt_share{}) {
+#define SMELT_STREAM(ROWS) smelt_stream_rows<L, (ROWS < MOST ? ROWS : MOST), STAGES, ALIGNED, SPLIT, KIND>( \\
   lane, ring, rows, a, row, b, line, depth, acc, width, share)
   if (rows <= 8) SMELT_STREAM(8);
   else if (rows <= 16) SMELT_STREAM(16);
@@ -271,5 +295,7 @@ def few_call(form: Form, columns: int) -> str:
     return f"smelt_few<{columns // 16}, {math.storage(form.left)}>"
 
 
-def stream_call(rows: int, stages: int, *, aligned: bool, splits: bool) -> str:
-    return f"smelt_stream<{rows}, {stages}, {str(aligned).lower()}, {str(splits).lower()}>"
+def stream_call(form: Form, rows: int, stages: int, *, aligned: bool, splits: bool) -> str:
+    flags = ", ".join(str(each).lower() for each in (aligned, splits))
+    kind = number_of(form.right, form.left)  # weights are the left operand
+    return f"smelt_stream<{element_types(form)[0]}, {rows}, {stages}, {flags}, {kind}>"

@@ -215,7 +215,8 @@ def tensor_kernels(text: str) -> str:
             *(instructions, LOADS, WEIGHTS if flash or decode else "", flash, decode),
             *([FEW] if few else []),
             *([SHARE] if tile or stream else []),
-            *([PAD, MULTIPLY, TILE] if tile else []),
+            *([MULTIPLY] if tile or stream else []),
+            *([PAD, TILE] if tile else []),
             *([STREAM] if stream else []),
         ]
     )

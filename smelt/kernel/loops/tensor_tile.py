@@ -16,7 +16,7 @@ from smelt.kernel.loops.form import (
     FEW_BF16,
     FEW_F32_BF16,
     FLASH_BF16,
-    STREAM_BF16,
+    STREAM,
     TENSOR_BF16,
     TENSOR_F16,
     TENSOR_F32_BF16,
@@ -28,7 +28,7 @@ from smelt.kernel.loops.form import (
 from smelt.kernel.loops.grammar import Amount, Attend, BlockMma, Decode, Mma, Number, Split, Tile
 
 TENSOR = (TENSOR_BF16, TENSOR_F16, TENSOR_F32_BF16, TENSOR_INT8, TENSOR_TF32, *TENSOR_FP8)
-FEW_TENSOR = (FEW_BF16, FEW_F32_BF16, STREAM_BF16)
+FEW_TENSOR = (FEW_BF16, FEW_F32_BF16, *STREAM)
 TILE_ROWS, FEW_ROWS = 128, 32
 HALF_ROWS = 64  # of a tile where there are few of them
 WIDTHS = (64, 128, 256)  # columns of a tile
@@ -39,7 +39,7 @@ ALONE = 132  # blocks that have a multiprocessor each
 MOST_STAGES = 5  # chunks of a share by block-quantised weights that are in shared memory
 HELD_ROWS = 40 << 10  # bytes of rows that shared memory may hold
 STREAM_SIZES, STREAM_COLUMNS, STREAM_PITCH = (8, 16, 32, 64), 64, 68  # rows and columns of a block; of its sums: a row
-STREAM_STEPS = 64  # of K in a stage
+STREAM_BYTES = 128  # of a column or a row in a stage
 STREAM_BLOCKS, SPLIT_STREAM_BLOCKS = 4, 3  # on a multiprocessor; where several blocks split K
 STREAM_ROOM, STREAM_BARRIERS = 220 << 10, 16  # bytes of all of these blocks; of the barriers of a stage, or of a flag
 # Where several blocks split K: the launch in front is short, and a block of it fits beside one that fetches already.
@@ -78,7 +78,7 @@ def ring_bytes(mma: Mma | BlockMma, room: int, rows: int = TILE_ROWS, blocks: Si
         each = stage_bytes(mma.form, tile_columns(mma), rows, stage_steps(mma.form, alone=alone))
         most = STAGES if alone or mma.form is not TENSOR_F32_BF16 else STAGES // 2
         return min(most, room // each) * each
-    if mma.form is STREAM_BF16:
+    if mma.form in STREAM:
         return stream_stages(mma, blocks) * stream_stage_bytes(mma) + STREAM_BARRIERS
     return WARPS * few_rows(mma) * few_columns(mma) * 4  # the sums of every warp
 
@@ -156,7 +156,7 @@ def few_rows(mma: Mma) -> int:
             return int(value.real)
         case Amount(int(rows)):
             return rows
-    return STREAM_SIZES[-1] if mma.form is STREAM_BF16 else FEW_ROWS
+    return STREAM_SIZES[-1] if mma.form in STREAM else FEW_ROWS
 
 
 def stream_rows(mma: Mma) -> int:
@@ -166,7 +166,12 @@ def stream_rows(mma: Mma) -> int:
 
 def stream_stage_bytes(mma: Mma) -> int:
     """Steps of K of 64 columns and of the rows, and their barriers."""
-    return 2 * STREAM_STEPS * (STREAM_COLUMNS + stream_rows(mma)) + STREAM_BARRIERS
+    return STREAM_BYTES * (STREAM_COLUMNS + stream_rows(mma)) + STREAM_BARRIERS
+
+
+def stream_steps(form: Form) -> int:
+    """Steps of K in a stage."""
+    return STREAM_BYTES * 8 // form.left.bits
 
 
 def stream_stages(mma: Mma, blocks: Size | None) -> int:
@@ -175,7 +180,7 @@ def stream_stages(mma: Mma, blocks: Size | None) -> int:
     room = (SPLIT_STREAM_ROOM if splits else STREAM_ROOM) // stream_blocks(mma, blocks) - STREAM_BARRIERS
     match mma.a.sizes[-1]:
         case Amount(int(depth)):
-            return max(1, min(room // stream_stage_bytes(mma), -(-depth // STREAM_STEPS)))
+            return max(1, min(room // stream_stage_bytes(mma), -(-depth // stream_steps(mma.form))))
     return room // stream_stage_bytes(mma)
 
 
@@ -191,7 +196,7 @@ def stream_blocks(mma: Mma, blocks: Size | None) -> int:
 
 def resident_blocks(mma: Mma, blocks: Size | None) -> int:
     """Blocks of a product of few rows on a multiprocessor, so that its registers hold what is being read."""
-    if mma.form is STREAM_BF16:
+    if mma.form in STREAM:
         return stream_blocks(mma, blocks)
     if few_rows(mma) <= 8:
         return 3 if few_columns(mma) == 16 else 4

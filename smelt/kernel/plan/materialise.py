@@ -59,7 +59,8 @@ COSTLY = frozenset(
 )
 LARGEST = 150  # ops per kernel
 FORMULA = 12  # ops of an index formula, at most
-ONCE, LONGEST_ROW = "smelt.round_blocks", 8192  # computes each element once on a GPU; the most that it holds there
+ROWWISE = ("smelt.round_blocks", "smelt.round_rows")  # on a GPU their kernels compute what is in front, row by row
+LONGEST_ROW = 8192  # elements of a row behind a reduction, which such a kernel holds
 
 
 @dataclass(slots=True)
@@ -212,7 +213,7 @@ class Materialised:
             return True  # another GEMM ends there: this one stores int8 or bf16, the smallest form
         if op.name == "stablehlo.reduce":
             return len(op.results) > 1 or not _is_row(op, seen[0])
-        if op.name in GUARDED:
+        if op.name in GUARDED or (not self.expands and any(map(_ends_product, seen)) and _follows_product(op)):
             return True
         return op.name in COSTLY and any((use.users > 1 and use.folded) or _is_repeated(use) for use in seen)
 
@@ -258,7 +259,7 @@ class Materialised:
         rank = len(op.results[0].type.sizes) if op.results and isinstance(op.results[0].type, Shape) else 0
         signature = tuple(range(rank)) if stored else use.signature
         pulled = op.name in SINKS or (stored and op.name not in PULLS)  # read in the order of the op's own loops
-        pulled = pulled and (self.expands or op.name != ONCE)
+        pulled = pulled and (self.expands or op.name not in ROWWISE)
         for i, operand in enumerate(op.operands):
             if operand not in uses or isinstance(operand.type, Token):
                 continue
@@ -451,9 +452,31 @@ def _through(op: Op, operand: int, signature: tuple[int | None, ...]) -> tuple[i
                 return ()
             kept_axes = iter(signature)
             return tuple(None if d in op.attrs["dimensions"] else next(kept_axes) for d in range(len(sizes)))
-    if (OPS[op.name].elementwise or op.name == ONCE) and len(sizes) == len(signature):
+    if (OPS[op.name].elementwise or op.name in ROWWISE) and len(sizes) == len(signature):
         return signature
     return None if sizes else ()
+
+
+def _ends_product(use: _Use) -> bool:
+    """Whether only a kernel reads a value that rounds rows, and would compute it twice: a product may end with it."""
+    return use.ops == 1 and {root.name for root in use.roots} == {"smelt.round_rows"}
+
+
+def _follows_product(op: Op) -> bool:
+    """Whether a value is computed from a product, element by element."""
+    stack, found = [op], False
+    seen = set[Op]()
+    while stack:
+        each = stack.pop()
+        if each in seen:
+            continue
+        seen.add(each)
+        found |= each.name in ANCHORS
+        if each.name == "stablehlo.reduce" or len(seen) > LARGEST:
+            return False
+        if each.name not in SINKS:
+            stack += [value.op for value in each.operands if value.op is not None]
+    return found
 
 
 def _is_repeated(use: _Use) -> bool:
@@ -477,5 +500,5 @@ def _is_row(op: Op, use: _Use) -> bool:
         return False
     whole = tensor(root.results[0]).sizes
     loops, last = [d for d, size in enumerate(whole) if size != 1], (1, *whole)[-1]
-    by_rows = root.name in PULLS or (root.name == ONCE and isinstance(last, int) and last <= LONGEST_ROW)
+    by_rows = root.name in PULLS or (root.name in ROWWISE and isinstance(last, int) and last <= LONGEST_ROW)
     return by_rows and axes == loops[: len(axes)] and len(axes) < len(loops)

@@ -39,7 +39,7 @@ REFUSED: dict[str, str] = {
     **{
         f"smelt.{name}": _PACKED
         for name in (
-            "relayout", "packed_dot", "packed_conv", "winograd_conv", "depthwise_conv", "round_blocks",
+            "relayout", "packed_dot", "packed_conv", "winograd_conv", "depthwise_conv", "round_blocks", "round_rows",
             "packed_block_dot", "grouped_dot", "grouped_block_dot", "attention", "paged_attention", "round_to_byte",
         )
     },

@@ -28,6 +28,7 @@ def lapack(name: str, takes: str, gives: str, message: str, config: str = "") ->
 
 
 LEFT = "side = 76 : ui8"
+TO_E4M3 = 'element = "f8E4M3FN", factor = 1.0 : f32, least = 1.0 : f32'
 ROWS, Q4_0 = "1x2x64xi8 1x2x2xf32 1x2x2xi32", 'format = "q4_0"'
 PACKED: list[Row] = [
     ("smelt.relayout", "2x3xf32", "1x1x2x4xf32", F4, "the layout must be of a tensor of rank 2"),
@@ -46,6 +47,9 @@ PACKED: list[Row] = [
     ("smelt.packed_dot", "1x2x3xf32 1x1x2x4xf32", "1x2x4xf32", F4, "the right operand holds k and the columns"),
     ("smelt.packed_dot", "3x2x3xf32 2x1x3x4xf32", "3x2x4xf32", F4, "both operands have the same groups"),
     ("smelt.packed_dot", "1x2x3xf32 1x1x3x4xf32", "1x2x5xf32", F4, "the right operand holds k and the columns"),
+    ("smelt.round_rows", "2x3xf64", "2x3xf8E4M3FN 2xf32", TO_E4M3, "the operand must be rows of f32"),
+    ("smelt.round_rows", "f32", "f8E4M3FN f32", TO_E4M3, "the operand must be rows of f32"),
+    ("smelt.round_rows", "2x3xf32", "2x3xbf16 2xf32", TO_E4M3.replace("f8E4M3FN", "bf16"), "rounded to fp8"),
     ("smelt.grouped_dot", "2x3xf32 5x1x3x4xf32 5xi32", "1x2x4xf32", F4, "the left operand must be [1, row, k]"),
     ("smelt.grouped_dot", "1x2x3xf32 5x1x3x4xf32 5xi32", "2x4xf32", F4, "the result must be [1, row, column]"),
     ("smelt.grouped_dot", "1x2x3xf32 5x1x3x4xf32 5xf32", "1x2x4xf32", F4, "the sizes of groups are integers [group]"),
