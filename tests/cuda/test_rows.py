@@ -93,7 +93,7 @@ def test_rows_in_registers(
 ) -> None:
     """A thread has one or several vectors, and not all threads have the last one."""
     made = program(network, rows, columns, element)
-    assert "smelt_fold_row<" in source(made, emulated)
+    assert "smelt_read_pack<" in source(made, emulated)
     random = np.random.default_rng(seed)
     x, w = random.standard_normal((rows, columns), np.float32), random.standard_normal(columns, np.float32)
     x[-1, [5, columns - 3]] = 40, -300

@@ -119,5 +119,5 @@ class CudaSource:
         shuffle = SHUFFLE if "smelt_shuffle_" in text else ""
         prefetch = PREFETCH if "smelt_prefetch_pieces(" in text else ""
         pack = PACK if "smelt_vector<" in text else ""
-        fold = FOLD_ROW if "smelt_fold_row<" in text else ""
+        fold = FOLD_ROW if "smelt_read_pack<" in text else ""
         return "".join([PRELUDE, math.prelude(tiles + text), prefetch, shuffle, tiles, pack, fold, text, "\n"])
