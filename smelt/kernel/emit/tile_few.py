@@ -201,7 +201,7 @@ template <class L, int ROWS, int STAGES, bool ALIGNED, bool SPLIT, int KIND> inl
   }
   smelt_await();
   const int warp = lane / 32, group = lane % 32 / 4, member = lane % 4;
-  f32 sum[ROWS / 2], part[BLOCK ? ROWS / 2 : 1];  // part: of a block of K
+  f32 sum[ROWS / 2];
 #pragma unroll
   for (int i = 0; i < ROWS / 2; i++) sum[i] = 0;
   int slot = 0, phase = 0;
@@ -214,28 +214,32 @@ template <class L, int ROWS, int STAGES, bool ALIGNED, bool SPLIT, int KIND> inl
     const ui64 left = (ui64)(1024 >> 4) << 16 | (ui64)(128 >> 4) << 32 | smelt_shared_address(at) >> 4;
     const ui64 right =
         (ui64)1 << 16 | (ui64)(1024 >> 4) << 32 | (ui64)1 << 62 | smelt_shared_address(at + WEIGHTS) >> 4;
-    const auto multiply = [&](auto &to) {
+    const auto multiply = [&](auto &to, int first) {  // by rows from `first` on
       smelt_wgmma_fence();
 #pragma unroll
-      for (int i = 0; i < 4; i++) smelt_multiply<KIND>(to, left + i * (2048 >> 4), right + i * (32 >> 4), i);
+      for (int i = 0; i < 4; i++)
+        smelt_multiply<KIND>(to, left + i * (2048 >> 4), right + (first * 128 + i * 32 >> 4), i);
       smelt_wgmma_commit();
     };
     if constexpr (BLOCK) {
-      multiply(part);
-      smelt_wgmma_wait<0>();
-      smelt_wgmma_done(part);
+      enum { PIECE = ROWS < 32 ? ROWS : 32 };  // rows whose sums of the block registers hold beside all sums
 #pragma unroll
-      for (int i = 0; i < ROWS / 2; i++) sum[i] += part[i];
+      for (int piece = 0; piece < ROWS / PIECE; piece++) {
+        f32 part[PIECE / 2];
+        multiply(part, piece * PIECE);
+        smelt_wgmma_wait<0>();
+        smelt_wgmma_done(part);
+#pragma unroll
+        for (int i = 0; i < PIECE / 2; i++) sum[piece * (PIECE / 2) + i] += part[i];
+      }
     } else {
-      multiply(sum);
+      multiply(sum, 0);
       smelt_wgmma_wait<1>();
     }
     const bool done = BLOCK || stage > begin;  // this stage, or the one before
     const int last = BLOCK ? slot : slot ? slot - 1 : STAGES - 1, next = stage - (BLOCK ? 0 : 1) + STAGES;
 #else
-    if constexpr (BLOCK)
-#pragma unroll
-      for (int i = 0; i < ROWS / 2; i++) part[i] = 0;
+    f32 part[BLOCK ? ROWS / 2 : 1] = {};
 #pragma unroll
     for (int s = 0; s < 2; s++) {
       smelt_words w[2];
