@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +24,10 @@ from smelt.ir.blocks import Block
 from smelt.llm.config import CACHES, Config
 from smelt.llm.families import is_encoder, read_config, token_ids
 from smelt.llm.gguf_config import config_of
-from smelt.llm.names import canonical, untie
+from smelt.llm.names import canonical, drop_zero_biases, stacked_names, untie
 from smelt.llm.pooling import Pooling
+from smelt.llm.quantised_folder import read_quantised
+from smelt.llm.quantised_weight import Form
 from smelt.llm.sentence_files import read_pooling
 from smelt.llm.tokenizer import Tokenizer, from_file, from_gguf
 from smelt.read import checkpoint, gguf
@@ -168,14 +171,20 @@ def _folder(folder: Path, context: int | None) -> Checkpoint:
             else "smelt pull ORGANISATION/NAME downloads a model, or give a .gguf file",
         )
     raw = _json(folder / "config.json")
-    config = read_config(raw, str(folder / "config.json"), context)
+    where = str(folder / "config.json")
+    quantised = raw.pop("quantization_config", None)
+    config = read_config(raw, where, context)
     generation = _json(folder / "generation_config.json")
     stop = (*config.stop, *token_ids(generation.get("eos_token_id")))
     config = replace(config, stop=tuple(dict.fromkeys(stop)))
-    stored = checkpoint.open(folder)
+    stored, forms = checkpoint.open(folder), dict[str, Form]()
+    if quantised is not None:
+        stored, forms = read_quantised(stored, quantised, where, partial(stacked_names, config))
     config = untie(stored, config)
-    weights, _ = canonical(stored, config, False)
-    formats: dict[str, Block | DType] = {name: _element(weights, name) for name in weights}
+    weights, theirs = canonical(stored, config, False)
+    if quantised is not None:
+        weights = drop_zero_biases(weights, config)
+    formats = {name: forms.get(theirs[name]) or _element(weights, name) for name in weights}
     tokenizer = _json(folder / "tokenizer_config.json")
     specials = {
         name: text
