@@ -41,7 +41,7 @@ def to_integers(
     x: Array, bits: int, size: int, symmetric: bool, element: Any = np.float16, order: Array | None = None
 ) -> Integers:
     """Rounded to the nearest, in groups of `size` inputs (-1: all), which are runs, or those of an order of inputs."""
-    rows, depth = x.shape
+    depth = x.shape[1]
     group_of = np.arange(depth) // (depth if size == -1 else size)
     if order is not None:
         group_of = group_of[order]
@@ -128,7 +128,7 @@ def bytes8(x: Array, element: Any = np.float32) -> tuple[Tensors, Array]:
 def float8(x: Array, tile: tuple[int, int] | None, name: str = "weight_scale_inv") -> tuple[Tensors, Array]:
     """`tile`: outputs and inputs that share a scale; None: all."""
     rows, depth = x.shape
-    high, wide = tile or x.shape
+    high, wide = min(tile[0], rows) if tile else rows, min(tile[1], depth) if tile else depth
     scales = np.zeros((-(-rows // high), -(-depth // wide)), np.float32)
     whole = np.zeros(x.shape, np.float32)
     for i in range(scales.shape[0]):
@@ -171,7 +171,11 @@ def _compressed(
 ) -> Kind:
     weights = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": False, "observer": "minmax", **scheme}
     group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": None}
-    config = {"quant_method": "compressed-tensors", "format": format, "config_groups": {"group_0": group}}
+    config: dict[str, Any] = {
+        "quant_method": "compressed-tensors",
+        "format": format,
+        "config_groups": {"group_0": group},
+    }
     config |= {"ignore": ["lm_head", "re:.*gate$"], "kv_cache_scheme": None, "quantization_status": "compressed"}
     return Kind(config, make, options, tuple(forms.split()))
 
@@ -215,6 +219,24 @@ KINDS = {
         tile=None,
         name="weight_scale",
     ),
+    "float8-tiles": _compressed(
+        "bf16",
+        "float-quantized",
+        float8,
+        {"type": "float", "strategy": "block", "block_structure": [64, 128]},
+        {**DYNAMIC, "type": "float"},
+        tile=(64, 128),
+        name="weight_scale",
+    ),
+    "float8-outputs": _compressed(
+        "bf16",
+        "naive-quantized",
+        float8,
+        {"type": "float", "strategy": "channel"},
+        {**DYNAMIC, "type": "float"},
+        tile=(1, 1 << 20),
+        name="weight_scale",
+    ),
     "fp8": _fp8((128, 128)),
     "fp8-all": _fp8(None),
 }
@@ -236,6 +258,8 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "int8": ("int8", "LlamaConfig", {}),
     "int8-bf16": ("int8-bf16", "LlamaConfig", {}),
     "float8": ("float8", "LlamaConfig", {}),
+    "float8-tiles": ("float8-tiles", "LlamaConfig", {}),
+    "float8-outputs": ("float8-outputs", "LlamaConfig", {}),
     "fp8": ("fp8", "Qwen3Config", {"head_dim": 32, "intermediate_size": 160}),
     "fp8-experts": (
         "fp8",

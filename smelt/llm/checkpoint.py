@@ -115,11 +115,14 @@ class Checkpoint:
         """What a bundle says about its source."""
         return source_record(self.path) if self.kind == "gguf" else {"source": self.path.name}
 
+    def sizes(self, name: str) -> tuple[int, ...]:
+        """The sizes of a weight, counted in numbers."""
+        form, found = self.formats[name], self.weights.shape(name).numbers()
+        return (*found[:-2], found[-2] * form.length) if isinstance(form, Block) else found
+
     def elements(self, name: str) -> int:
         """How many numbers a weight has."""
-        form = self.formats[name]
-        count = math.prod(self.weights.shape(name).numbers())
-        return count // form.bytes * form.length if isinstance(form, Block) else count
+        return math.prod(self.sizes(name))
 
 
 def is_checkpoint(path: Path) -> bool:

@@ -280,7 +280,8 @@ def _compressed(fields: Fields, tensors: _Tensors) -> Iterator[Quantised]:
     schemes = _read_schemes(fields)
     widths = {scheme.number("num_bits") for scheme in schemes if scheme.any("type") != "float"}
     asymmetric = all(scheme.any("symmetric", True) is False for scheme in schemes)
-    tiles = {tuple(scheme.any("block_structure")) for scheme in schemes if scheme.any("strategy") == "block"}
+    tiled = all(scheme.any("strategy") == "block" for scheme in schemes)
+    tiles = {_read_tile(scheme, "block_structure") for scheme in schemes if scheme.any("strategy") == "block"}
     for name in tensors.layers("weight_packed"):
         weight = tensors.take(f"{name}.weight_packed", [i32], None, None)
         rows, words = weight.shape.numbers()
@@ -299,7 +300,7 @@ def _compressed(fields: Fields, tensors: _Tensors) -> Iterator[Quantised]:
             levels = partial(_load_levels, weight)
             yield _scaled_integers(tensors, name, rows, depth, 8, levels, asymmetric)
         else:
-            yield _scaled_floats(tensors, name, "weight_scale", weight, tiles)
+            yield _scaled_floats(tensors, name, "weight_scale", weight, tiles, tiled)
 
 
 def _read_schemes(fields: Fields) -> list[Fields]:
@@ -427,7 +428,7 @@ def _fp8(fields: Fields, tensors: _Tensors) -> Iterator[Quantised]:
     for part in ("weight_scale_inv", "weight_scale"):
         for name in tensors.layers(part):
             weight = tensors.take(f"{name}.weight", [FLOAT8], None, None)
-            yield _scaled_floats(tensors, name, part, weight, tiles)
+            yield _scaled_floats(tensors, name, part, weight, tiles, bool(tiles))
 
 
 def _read_tile(fields: Fields, name: str) -> tuple[int, int]:
@@ -442,20 +443,21 @@ def _read_tile(fields: Fields, name: str) -> tuple[int, int]:
 
 
 def _scaled_floats(
-    tensors: _Tensors, name: str, part: str, weight: Stored, tiles: Iterable[tuple[int, ...]]
+    tensors: _Tensors, name: str, part: str, weight: Stored, tiles: Iterable[tuple[int, int]], tiled: bool
 ) -> Quantised:
-    """A weight whose scales are for tiles, for outputs or for all."""
+    """A weight whose scales are for tiles or, unless all weights are `tiled`, for outputs or for all."""
     rows, depth = weight.shape.numbers()
     full = f"{name}.{part}"
     sizes = tensors.weights.shape(full).numbers() if tensors.has(full) else ()
     for tile in tiles:
         if sizes == (-(-rows // tile[0]), -(-depth // tile[1])):
             scales = tensors.take(full, [*SCALES, dtype("f8E8M0FNU")], *sizes)
-            return Float8(f"{name}.weight", rows, depth, weight.load, scales.load, (tile[0], tile[1]))
+            return Float8(f"{name}.weight", rows, depth, weight.load, scales.load, tile)
+    if tiled:
+        raise tensors.refuse(full, " or ".join(f"a scale per tile of {a} by {b}" for a, b in tiles), list(sizes))
     load, groups = _take_scales(tensors, full, SCALES, rows)
     if groups != 1:
-        expected = " or ".join(f"scales of tiles {tile}" for tile in tiles) or "a scale per output, or one"
-        raise tensors.refuse(full, expected, list(sizes))
+        raise tensors.refuse(full, "a scale per output, or one", list(sizes))
     return Float8(f"{name}.weight", rows, depth, weight.load, load, (1, depth))
 
 

@@ -132,12 +132,13 @@ class Float8:
     def load(self, form: Form) -> Array:
         scales = self.scales()
         check_scales(self.name, scales)
-        scales = scales.astype(np.float32)[:, np.arange(self.depth) // self.tile[1]]
+        scales, columns = scales.astype(np.float32), np.arange(self.depth) // self.tile[1]
         codes, made = self.codes().view(np.uint8), np.empty((self.rows, self.depth), bf16.numpy)
         numbers = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
         for part in _parts(self.rows, self.depth):
             rows = np.arange(self.rows)[part] // self.tile[0]
-            made[part] = numbers[codes[part]] * scales[rows]
+            with np.errstate(over="ignore"):
+                made[part] = numbers[codes[part]] * scales[rows][:, columns]
         return made
 
 
