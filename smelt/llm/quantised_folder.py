@@ -97,7 +97,7 @@ class _Tensors:
         return FileError(f"{self.weights.source}: {name}", expected=expected, got=got)
 
 
-def _group_size(fields: Fields) -> int | None:
+def _read_group_size(fields: Fields) -> int | None:
     """How many inputs share a scale; None: all."""
     size = fields.any("group_size", 128)
     if type(size) is not int or (size != -1 and not 1 <= size <= MOST_GROUP):
@@ -105,7 +105,7 @@ def _group_size(fields: Fields) -> int | None:
     return None if size == -1 else size
 
 
-def _texts(fields: Fields, *names: str) -> None:
+def _check_texts(fields: Fields, *names: str) -> None:
     """Lists of layers that are quantised, or not: the tensors say so too."""
     for name in names:
         found = fields.any(name, [])
@@ -113,7 +113,7 @@ def _texts(fields: Fields, *names: str) -> None:
             fields.refuse(name, "a list of texts", found)
 
 
-def _runs(depth: int, size: int | None) -> Array:
+def _groups_of(depth: int, size: int | None) -> Array:
     """The group of each input where groups are runs."""
     return np.arange(depth, dtype=np.int32) // np.int32(size or depth)
 
@@ -148,7 +148,7 @@ offload_to_disk_path v2 v2_alpha v2_memory_device
 """
 
 
-def _gptq(fields: Fields, tensors: _Tensors) -> Iterator[Quantised]:
+def _read_gptq(fields: Fields, tensors: _Tensors) -> Iterator[Quantised]:
     """qweight i32[in / 8, out], qzeros i32[group, out / 8], scales [group, out], g_idx i32[in], at 4 bits."""
     bits = fields.any("bits")
     if bits not in (4, 8) or type(bits) is not int:
@@ -158,7 +158,7 @@ def _gptq(fields: Fields, tensors: _Tensors) -> Iterator[Quantised]:
         fields.refuse("checkpoint_format", "gptq or gptq_v2", form)
     fields.expect("pack_dtype", "int32")
     fields.expect("is_marlin_format", False)
-    size = _group_size(fields)
+    size = _read_group_size(fields)
     fields.check_unread()
     packed, less = 32 // bits, form == "gptq"
     for name in tensors.layers("qweight"):
@@ -173,7 +173,7 @@ def _gptq(fields: Fields, tensors: _Tensors) -> Iterator[Quantised]:
         if tensors.has(f"{name}.g_idx"):
             group_of = tensors.take(f"{name}.g_idx", [i32, i64], depth).load()
         else:
-            group_of = _runs(depth, size)
+            group_of = _groups_of(depth, size)
         yield Grouped(
             f"{name}.weight",
             rows,
@@ -181,13 +181,13 @@ def _gptq(fields: Fields, tensors: _Tensors) -> Iterator[Quantised]:
             bits,
             partial(_load_columns, weight),
             partial(_load_transposed, scales),
-            partial(_gptq_zeros, zeros, bits, less),
+            partial(_load_gptq_zeros, zeros, bits, less),
             _check_groups(tensors, name, group_of, groups),
             scales.shape.dtype == f16,
         )
 
 
-def _gptq_zeros(stored: Stored, bits: int, less: bool) -> Array:
+def _load_gptq_zeros(stored: Stored, bits: int, less: bool) -> Array:
     """Zero points [out, group]. `less`: words were written with one less in each place, as one subtraction of 32 bits,
     so that a zero point of 0 borrows from its neighbour; one addition undoes it."""
     words = np.ascontiguousarray(stored.load()).view(np.uint32)
@@ -212,7 +212,7 @@ cache_block_outputs batch_size act_group_aware damp_percent tokenizer dataset
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # of the eight columns in a word, where each is
 
 
-def _awq(fields: Fields, tensors: _Tensors) -> Iterator[Quantised]:
+def _read_awq(fields: Fields, tensors: _Tensors) -> Iterator[Quantised]:
     """qweight i32[in, out / 8], qzeros i32[group, out / 8], scales [group, out]."""
     fields.expect("bits", 4)
     fields.expect("w_bit", 4)
@@ -221,13 +221,13 @@ def _awq(fields: Fields, tensors: _Tensors) -> Iterator[Quantised]:
         fields.refuse("version", "gemm", version)
     if (backend := fields.text("backend", "auto")) == "llm-awq":
         fields.refuse("backend", "one whose files have the order of AutoAWQ", backend)
-    _texts(fields, "modules_to_not_convert")
-    size = _group_size(fields)
+    _check_texts(fields, "modules_to_not_convert")
+    size = _read_group_size(fields)
     fields.check_unread()
     for name in tensors.layers("qweight"):
         weight = tensors.take(f"{name}.qweight", [i32], None, None)
         depth, words = weight.shape.numbers()
-        group_of = _runs(depth, size)
+        group_of = _groups_of(depth, size)
         groups, rows = int(group_of[-1]) + 1, words * 8
         scales = tensors.take(f"{name}.scales", SCALES, groups, rows)
         zeros = tensors.take(f"{name}.qzeros", [i32], groups, words)
@@ -236,31 +236,31 @@ def _awq(fields: Fields, tensors: _Tensors) -> Iterator[Quantised]:
             rows,
             depth,
             4,
-            partial(_awq_codes, weight),
+            partial(_load_awq_codes, weight),
             partial(_load_transposed, scales),
-            partial(_awq_zeros, zeros),
+            partial(_load_awq_zeros, zeros),
             group_of,
             scales.shape.dtype == f16,
         )
 
 
-def _awq_columns(words: Array) -> Array:
+def _unpack_awq(words: Array) -> Array:
     """i32[n, out / 8] → ui8[n, out]."""
     places = split_bytes(np.ascontiguousarray(words).view(np.uint8), 4).reshape(len(words), -1, 8)
     return places[..., _AWQ_ORDER].reshape(len(words), -1)
 
 
-def _awq_zeros(stored: Stored) -> Array:
-    return _awq_columns(stored.load()).T
+def _load_awq_zeros(stored: Stored) -> Array:
+    return _unpack_awq(stored.load()).T
 
 
-def _awq_codes(stored: Stored) -> Array:
+def _load_awq_codes(stored: Stored) -> Array:
     """ui8[out, in / 2], two inputs in a byte; an odd last one has no neighbour."""
     words = stored.load()
     made = np.empty((words.shape[1] * 8, -(-len(words) // 2)), np.uint8)
     step = 256  # inputs at a time, so that what is transposed stays in the cache
     for at in range(0, len(words), step):
-        codes = _awq_columns(words[at : at + step])
+        codes = _unpack_awq(words[at : at + step])
         pairs = codes[0::2].copy()
         pairs[: len(codes) // 2] |= codes[1::2] << 4
         made[:, at // 2 : at // 2 + len(pairs)] = pairs.T
@@ -275,7 +275,7 @@ _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantiz
 _STRATEGIES = ("tensor", "channel", "group", "block")
 
 
-def _compressed(fields: Fields, tensors: _Tensors) -> Iterator[Quantised]:
+def _read_compressed(fields: Fields, tensors: _Tensors) -> Iterator[Quantised]:
     """weight_packed i32[out, in / 8], or weight in i8 or f8E4M3FN; weight_scale, and more by the scheme."""
     schemes = _read_schemes(fields)
     widths = {scheme.number("num_bits") for scheme in schemes if scheme.any("type") != "float"}
@@ -290,7 +290,7 @@ def _compressed(fields: Fields, tensors: _Tensors) -> Iterator[Quantised]:
         bits = next((each for each in (4, 8) if each in widths and -(-depth * each // 32) == words), None)
         if shape[0] != rows or depth < 1 or bits is None:
             raise tensors.refuse(f"{name}.weight_shape", f"that of {words} words per row in {rows} rows", shape)
-        yield _scaled_integers(tensors, name, rows, depth, bits, partial(_load_rows, weight), asymmetric)
+        yield _take_integers(tensors, name, rows, depth, bits, partial(_load_rows, weight), asymmetric)
     for name in tensors.layers("weight_scale"):
         if f"{name}.weight_scale" in tensors.used:
             continue
@@ -298,9 +298,9 @@ def _compressed(fields: Fields, tensors: _Tensors) -> Iterator[Quantised]:
         rows, depth = weight.shape.numbers()
         if weight.shape.dtype == i8:
             levels = partial(_load_levels, weight)
-            yield _scaled_integers(tensors, name, rows, depth, 8, levels, asymmetric)
+            yield _take_integers(tensors, name, rows, depth, 8, levels, asymmetric)
         else:
-            yield _scaled_floats(tensors, name, "weight_scale", weight, tiles, tiled)
+            yield _take_floats(tensors, name, "weight_scale", weight, tiles, tiled)
 
 
 def _read_schemes(fields: Fields) -> list[Fields]:
@@ -313,7 +313,7 @@ def _read_schemes(fields: Fields) -> list[Fields]:
     fields.expect("quantization_status", "compressed", "frozen")
     if (sparsity := fields.record("sparsity_config")).get("format", "dense") != "dense":
         fields.refuse("sparsity_config", "none", dict(sparsity))
-    _texts(fields, "ignore")
+    _check_texts(fields, "ignore")
     groups = fields.record("config_groups")
     fields.check_unread()
     found = []
@@ -322,7 +322,7 @@ def _read_schemes(fields: Fields) -> list[Fields]:
         if not isinstance(group, Mapping):
             raise UnsupportedError(where, expected="a record", got=repr(group)[:80])
         parts = Fields(group, where, frozenset())
-        _texts(parts, "targets")
+        _check_texts(parts, "targets")
         parts.expect("format", *_FORMATS)
         inputs, weights = parts.record("input_activations"), parts.record("weights")
         parts.check_unread()
@@ -348,7 +348,7 @@ def _read_scheme(weights: Mapping[str, Any], where: str) -> Fields:
     scheme.expect("dynamic", False)
     scheme.expect("strategy", *_STRATEGIES)
     if scheme.any("group_size") is not None:
-        _group_size(scheme)
+        _read_group_size(scheme)
     if scheme.any("strategy") == "block":
         _read_tile(scheme, "block_structure")
     elif scheme.any("block_structure") is not None:
@@ -357,7 +357,7 @@ def _read_scheme(weights: Mapping[str, Any], where: str) -> Fields:
     return scheme
 
 
-def _scaled_integers(
+def _take_integers(
     tensors: _Tensors,
     name: str,
     rows: int,
@@ -370,7 +370,7 @@ def _scaled_integers(
     zeros = None
     if asymmetric or tensors.has(f"{name}.weight_zero_point"):
         zeros = _take_zeros(tensors, f"{name}.weight_zero_point", rows, groups, bits)
-    group_of = _runs(depth, -(-depth // groups))
+    group_of = _groups_of(depth, -(-depth // groups))
     if tensors.has(f"{name}.weight_g_idx"):
         stated = tensors.take(f"{name}.weight_g_idx", [i32, i64], depth).load()
         group_of = group_of if bool((stated == -1).all()) else stated
@@ -416,19 +416,19 @@ def _take_zeros(tensors: _Tensors, name: str, rows: int, groups: int, bits: int)
 _FP8 = "quant_method fmt scale_fmt dequantize"
 
 
-def _fp8(fields: Fields, tensors: _Tensors) -> Iterator[Quantised]:
+def _read_fp8(fields: Fields, tensors: _Tensors) -> Iterator[Quantised]:
     """weight f8E4M3FN[out, in]; weight_scale_inv (or weight_scale), one per tile, or one for all."""
     fields.expect("fmt", "e4m3")
     fields.expect("scale_fmt", "float", "ue8m0")
     fields.expect("activation_scheme", "dynamic")
     fields.expect("expert_dtype", "fp8")
-    _texts(fields, "modules_to_not_convert", "ignored_layers", "modules_to_convert")
+    _check_texts(fields, "modules_to_not_convert", "ignored_layers", "modules_to_convert")
     tiles = set() if fields.any("weight_block_size") is None else {_read_tile(fields, "weight_block_size")}
     fields.check_unread()
     for part in ("weight_scale_inv", "weight_scale"):
         for name in tensors.layers(part):
             weight = tensors.take(f"{name}.weight", [FLOAT8], None, None)
-            yield _scaled_floats(tensors, name, part, weight, tiles, bool(tiles))
+            yield _take_floats(tensors, name, part, weight, tiles, bool(tiles))
 
 
 def _read_tile(fields: Fields, name: str) -> tuple[int, int]:
@@ -442,7 +442,7 @@ def _read_tile(fields: Fields, name: str) -> tuple[int, int]:
     return tile[0], tile[1]
 
 
-def _scaled_floats(
+def _take_floats(
     tensors: _Tensors, name: str, part: str, weight: Stored, tiles: Iterable[tuple[int, int]], tiled: bool
 ) -> Quantised:
     """A weight whose scales are for tiles or, unless all weights are `tiled`, for outputs or for all."""
@@ -462,8 +462,8 @@ def _scaled_floats(
 
 
 METHODS: dict[str, tuple[Callable[[Fields, _Tensors], Iterator[Quantised]], str]] = {
-    "gptq": (_gptq, _GPTQ),
-    "awq": (_awq, _AWQ),
-    "compressed-tensors": (_compressed, _COMPRESSED),
-    "fp8": (_fp8, _FP8),
+    "gptq": (_read_gptq, _GPTQ),
+    "awq": (_read_awq, _AWQ),
+    "compressed-tensors": (_read_compressed, _COMPRESSED),
+    "fp8": (_read_fp8, _FP8),
 }

@@ -109,7 +109,7 @@ class Grouped:
         return made
 
     def _groups_of_blocks(self, length: int) -> Array | None:
-        """The group of each block of so many inputs; None where a block has inputs of several groups."""
+        """The group of each block of `length` inputs; None where a block has inputs of several groups."""
         if self.depth % length:
             return None
         blocks = self.group_of.reshape(-1, length)

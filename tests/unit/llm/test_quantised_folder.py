@@ -215,8 +215,7 @@ def test_experts_have_one_form(tmp_path: Path) -> None:
     case = RECORDED["awq-experts"]
     kind = KINDS["packed"]
     tensors, _ = quantise(kind, case.shapes)
-    for part in ("weight_scale",):
-        tensors[f"model.layers.1.block_sparse_moe.experts.2.w3.{part}"][0, 0] = 1e-12
+    tensors["model.layers.1.block_sparse_moe.experts.2.w3.weight_scale"][0, 0] = 1e-12
     write_folder(tmp_path, {**case.config, "quantization_config": dict(kind.config)}, tensors)
     found = checkpoint.open(tmp_path)
     forms = {i: found.formats[f"layers.{i}.mlp.up_experts.weight"] for i in (0, 1)}
@@ -287,6 +286,100 @@ def test_as_a_gguf_file(name: str, kept: bool, tmp_path: Path) -> None:
     with smelt.llm.load(tmp_path / "out.gguf", engine="reference") as model:
         wrong = np.abs(model.logits(case.tokens) - case.logits).max() / np.abs(case.logits).max()
     assert wrong < (0.02 if kept else 0.5)
+
+
+# `quantization_config` as tools have written it: GPTQ by AutoGPTQ, transformers and GPTQModel, AWQ by AutoAWQ, the
+# schemes of llm-compressor, and FP8 as Qwen and DeepSeek have it; each with the kind whose tensors it describes.
+NOTHING = {"actorder": None, "block_structure": None, "group_size": None, "observer_kwargs": {}, "zp_dtype": None}
+W8 = {**NOTHING, "dynamic": False, "num_bits": 8, "observer": "minmax", "strategy": "channel", "symmetric": True}
+A8 = {**W8, "dynamic": True, "observer": None, "strategy": "token"}
+
+
+def compressor(format: str, weights: Any, inputs: Any, **more: Any) -> dict[str, Any]:
+    group = {"input_activations": inputs, "output_activations": None, "targets": ["Linear"], "weights": weights}
+    found = {"config_groups": {"group_0": group}, "format": format, "global_compression_ratio": 1.8}
+    found |= {"ignore": ["lm_head"], "kv_cache_scheme": None, "quant_method": "compressed-tensors"}
+    return {**found, "quantization_status": "compressed", **more}
+
+
+HUB: list[tuple[str, str, dict[str, Any]]] = [
+    (
+        "gptq",
+        "AutoGPTQ",
+        {"bits": 4, "damp_percent": 0.1, "desc_act": False, "group_size": 128, "is_marlin_format": False}
+        | {"model_file_base_name": "model", "model_name_or_path": None, "quant_method": "gptq", "static_groups": False}
+        | {"sym": True, "true_sequential": True},
+    ),
+    (
+        "gptq",
+        "transformers",
+        {"batch_size": 1, "bits": 4, "block_name_to_quantize": None, "cache_block_outputs": True, "damp_percent": 0.01}
+        | {"dataset": None, "desc_act": False, "exllama_config": {"version": 1}, "group_size": 128, "tokenizer": None}
+        | {"max_input_length": None, "model_seqlen": None, "module_name_preceding_first_block": None, "sym": True}
+        | {"modules_in_block_to_quantize": None, "pad_token_id": None, "quant_method": "gptq", "use_exllama": True}
+        | {"true_sequential": True, "use_cuda_fp16": False},
+    ),
+    (
+        "gptq-ordered",
+        "GPTQModel",
+        {"bits": 4, "checkpoint_format": "gptq", "desc_act": True, "dynamic": {"-:lm_head": {}}, "group_size": 32}
+        | {"lm_head": False, "pack_dtype": "int32", "quant_method": "gptq", "sym": False, "adapter": None}
+        | {"meta": {"damp_percent": 0.1, "quantizer": ["gptqmodel:2.0"], "static_groups": False, "mse": 0.0}},
+    ),
+    (
+        "awq",
+        "AutoAWQ",
+        {"bits": 4, "group_size": 128, "modules_to_not_convert": None, "quant_method": "awq", "version": "gemm"}
+        | {"zero_point": True},
+    ),
+    (
+        "awq",
+        "transformers",
+        {"backend": "autoawq", "bits": 4, "do_fuse": False, "exllama_config": None, "fuse_max_seq_len": None}
+        | {"group_size": 128, "modules_to_fuse": None, "modules_to_not_convert": ["lm_head"], "quant_method": "awq"}
+        | {"version": "GEMM", "zero_point": True},
+    ),
+    (
+        "packed",
+        "W4A16",
+        compressor(
+            "pack-quantized",
+            {**W8, "actorder": "weight", "num_bits": 4, "group_size": 32, "strategy": "group", "type": "int"},
+            None,
+            sparsity_config={},
+            transform_config={},
+            version="0.12.2",
+        ),
+    ),
+    (
+        "int8-bf16",
+        "W8A8",
+        compressor("int-quantized", {**W8, "type": "int"}, {**A8, "type": "int"}, sparsity_config={"format": "dense"}),
+    ),
+    ("float8-outputs", "FP8 dynamic", compressor("float-quantized", {**W8, "type": "float"}, {**A8, "type": "float"})),
+    (
+        "fp8",
+        "Qwen3",
+        {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]}
+        | {"modules_to_not_convert": ["lm_head", "model.layers.0.input_layernorm"]},
+    ),
+    (
+        "fp8",
+        "DeepSeek",
+        {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "scale_fmt": "ue8m0"}
+        | {"weight_block_size": [128, 128]},
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "config"), [pytest.param(name, config, id=f"{name} by {tool}") for name, tool, config in HUB]
+)
+def test_configurations_of_the_hub(name: str, config: dict[str, Any], seed: int) -> None:
+    kind = replace(KINDS[name], config=config)
+    form, got, want = read_layer(kind, np.random.default_rng(seed).standard_normal((24, 256), np.float32))
+    assert form.name in kind.forms
+    np.testing.assert_array_equal(got.astype(np.float32), want.astype(np.float32))
 
 
 # ---- what is refused ----
