@@ -52,6 +52,8 @@ class Checkpoint:
     template: str | None = None
     specials: Mapping[str, str] = field(default_factory=dict)  # bos_token, eos_token, … as text, for templates
     metadata: Mapping[str, Any] = field(default_factory=dict)  # of a GGUF file
+    quantised: str = ""  # what a folder's config.json calls its quantisation
+    dequantised: frozenset[str] = frozenset()  # weights that are quantised in the folder, and that no block holds
 
     def for_processor(self) -> Checkpoint:
         """The same as the native engine computes it: layers with a window have pages of their own, where other layers
@@ -194,7 +196,17 @@ def _folder(folder: Path, context: int | None) -> Checkpoint:
         for name in ("bos_token", "eos_token", "unk_token", "pad_token")
         if (text := _token_text(tokenizer.get(name))) is not None
     }
-    return Checkpoint(folder, "folder", config, weights, formats, _template(folder, tokenizer), specials)
+    return Checkpoint(
+        folder,
+        "folder",
+        config,
+        weights,
+        formats,
+        _template(folder, tokenizer),
+        specials,
+        quantised="" if quantised is None else quantised["quant_method"],
+        dequantised=frozenset(name for name in weights if isinstance(forms.get(theirs[name]), DType)),
+    )
 
 
 def _element(weights: Weights, name: str) -> DType:

@@ -96,6 +96,8 @@ def _describe(found: Checkpoint) -> dict[str, Any]:
         "architecture": _traits(config),
         "parameters": sum(elements.values()),
         "formats": dict(formats.most_common()),
+        "quantised": found.quantised or None,
+        "dequantised": sum(elements[name] for name in found.dequantised),
         "weight_bytes": found.nbytes,
         "f32_bytes": 4 * sum(elements.values()),
         "cache_bytes": context * config.cache_bytes,

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import smelt.llm
+from smelt.cli.inspect import inspect
 from smelt.dtype import Array
 from smelt.errors import FileError, SmeltError, UnsupportedError
 from smelt.ir.blocks import Block, decode
@@ -120,6 +121,18 @@ def test_forms_of_a_folder(name: str, tmp_path: Path) -> None:
     said = describe(tmp_path)
     assert [each for each in said["unsupported"] if each["part"] != "tokenizer"] == []
     assert forms <= set(said["formats"])
+    assert said["quantised"] == KINDS[CASES[name][0]].config["quant_method"]
+    count = sum(found.elements(each) for each in found.weights if is_quantised(each, found))
+    assert said["dequantised"] == (count if forms <= {"f16", "bf16"} else 0)
+    assert said["weight_bytes"] == found.nbytes
+
+
+def test_inspect_says_what_is_dequantised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write("gptq-ordered", tmp_path)
+    with pytest.raises(SystemExit):  # there is no tokenizer
+        inspect(tmp_path, [], [], False)
+    printed = capsys.readouterr().out
+    assert "quantised      gptq, 294,912 dequantised as they are read" in printed
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -290,8 +303,15 @@ def test_as_a_gguf_file(name: str, kept: bool, tmp_path: Path) -> None:
 
 # `quantization_config` as tools have written it: GPTQ by AutoGPTQ, transformers and GPTQModel, AWQ by AutoAWQ, the
 # schemes of llm-compressor, and FP8 as Qwen and DeepSeek have it; each with the kind whose tensors it describes.
-NOTHING = {"actorder": None, "block_structure": None, "group_size": None, "observer_kwargs": {}, "zp_dtype": None}
+NOTHING: dict[str, Any] = {
+    "actorder": None,
+    "block_structure": None,
+    "group_size": None,
+    "observer_kwargs": {},
+    "zp_dtype": None,
+}
 W8 = {**NOTHING, "dynamic": False, "num_bits": 8, "observer": "minmax", "strategy": "channel", "symmetric": True}
+W8["observer_kwargs"] = {}
 A8 = {**W8, "dynamic": True, "observer": None, "strategy": "token"}
 
 
