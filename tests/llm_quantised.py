@@ -248,6 +248,8 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gptq-asymmetric-32": ("gptq-asymmetric-32", "Phi3Config", {}),
     "gptq-v2": ("gptq-v2", "Qwen3Config", {"head_dim": 32}),
     "gptq-ordered": ("gptq-ordered", "LlamaConfig", {}),
+    "gptq-ordered-fused": ("gptq-ordered", "Phi3Config", {}),
+    "gptq-ordered-experts": ("gptq-ordered", "MixtralConfig", {"num_local_experts": 2, "num_experts_per_tok": 1}),
     "gptq-8": ("gptq-8", "LlamaConfig", {}),
     "gptq-8-asymmetric": ("gptq-8-asymmetric", "LlamaConfig", {}),
     "awq": ("awq", "LlamaConfig", {"tie_word_embeddings": True}),

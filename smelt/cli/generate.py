@@ -96,11 +96,15 @@ def _encoder_facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _quantised_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """How a folder is quantised, and how many of its numbers no block holds."""
+    """How a folder is quantised, and how many of its numbers no block holds, or only if inputs are sorted."""
     if not record["quantised"]:
         return []
-    wide = record["dequantised"]
-    return [("quantised", record["quantised"] + (f", {wide:,} dequantised as they are read" if wide else ""))]
+    parts = [record["quantised"]]
+    if record["dequantised"]:
+        parts.append(f"{record['dequantised']:,} dequantised as they are read")
+    if record["sorted"]:
+        parts.append(f"{record['sorted']:,} dequantised, or with precision q8 on the CPU in blocks with sorted inputs")
+    return [("quantised", ", ".join(parts))]
 
 
 def _facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:

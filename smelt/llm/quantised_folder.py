@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from smelt.dtype import Array, DType, bf16, dtype, f16, f32, i8, i32, i64
 from smelt.errors import FileError, SmeltError, UnsupportedError, advise
+from smelt.ir.blocks import Block
 from smelt.llm.config import Fields
 from smelt.llm.quantised_weight import Float8, Form, Grouped, Quantised, as_stored, split_bytes
 from smelt.weights import Stored, Weights
@@ -31,9 +32,9 @@ MOST_GROUP = 1 << 24
 @advise(OTHERWISE, UnsupportedError)
 def read_quantised(
     weights: Weights, record: object, where: str, stacks: Callable[[Iterable[str]], Iterable[list[str]]]
-) -> tuple[Weights, dict[str, Form]]:
+) -> Read:
     """A folder's tensors with `X.weight` for each quantised layer; and the forms of these. `stacks` groups names of
-    weights that are stacked: they get the same form."""
+    weights that are stacked: they get the same form, and stay in the order of their inputs."""
     if not isinstance(record, Mapping):
         raise UnsupportedError(f"{where}: quantization_config", expected="a record", got=repr(record)[:80])
     method = record.get("quant_method")
@@ -48,7 +49,8 @@ def read_quantised(
     if not found:
         raise FileError(f"{weights.source}: no tensor is quantised", expected=f"those of {method}")
     forms: dict[str, Form] = {name: each.form for name, each in found.items()}
-    for names in stacks(found):
+    stacked = list(stacks(found))
+    for names in stacked:
         if len({forms[name] for name in names}) > 1:
             forms |= {name: found[name].dense for name in names}
     stored = {name: weights.find(name) for name in weights if name not in tensors.used}
@@ -62,7 +64,36 @@ def read_quantised(
             f"{weights.source}: {twice[0]}", expected="a weight, or the tensors of a quantised one", got="both"
         )
     stored |= {name: as_stored(each, forms[name]) for name, each in found.items()}
-    return Weights(stored, weights.metadata, weights.source, weights.config), forms
+    made = Weights(stored, weights.metadata, weights.source, weights.config)
+    return Read(made, forms, _sort_inputs(found, {name for names in stacked for name in names}))
+
+
+class Sorted(NamedTuple):
+    """A weight in blocks whose inputs are in another order."""
+
+    stored: Stored
+    form: Block
+    order: Array  # which input each column is for, i32[in]
+
+
+class Read(NamedTuple):
+    """Tensors, the forms of quantised weights, and those that blocks hold if inputs are sorted."""
+
+    weights: Weights
+    forms: dict[str, Form]
+    sorted: dict[str, Sorted]
+
+
+def _sort_inputs(found: Mapping[str, Quantised], stacked: set[str]) -> dict[str, Sorted]:
+    made: dict[str, Sorted] = {}
+    for name, each in found.items():
+        if isinstance(each, Float8) or isinstance(each.form, Block) or name in stacked:
+            continue
+        if (better := each.sort_inputs()) is not None:
+            weight, order = better
+            assert isinstance(weight.form, Block)
+            made[name] = Sorted(as_stored(weight, weight.form), weight.form, order)
+    return made
 
 
 class _Tensors:

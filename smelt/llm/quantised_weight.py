@@ -8,7 +8,7 @@ per tile. `form` says what a weight becomes, from its header and its small tenso
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import ml_dtypes
@@ -68,6 +68,21 @@ class Grouped:
             return self.dense
         long = BLOCKS["u4_128"]
         return BLOCKS["q5_0"] if self._groups_of_blocks(long.length) is None else long
+
+    def sort_inputs(self) -> tuple[Grouped, Array] | None:
+        """The weight with its inputs sorted by group, and which input each column is for, i32[in]; None where blocks
+        cannot hold that either."""
+        order = np.argsort(self.group_of, kind="stable").astype(np.int32)
+
+        def codes() -> Array:
+            made, given = np.empty((self.rows, self.depth * self.bits // 8), np.uint8), self.codes()
+            for part in _parts(self.rows, self.depth):
+                taken = split_bytes(given[part], self.bits)[:, order]
+                made[part] = taken if self.bits == 8 else taken[:, 0::2] | taken[:, 1::2] << 4
+            return made
+
+        found = replace(self, codes=codes, group_of=self.group_of[order])
+        return (found, order) if isinstance(found.form, Block) else None
 
     def load(self, form: Form) -> Array:
         scales = self.scales()

@@ -23,9 +23,11 @@ X = np.random.default_rng(0).standard_normal((16, 256), np.float32)
 
 def read(tensors: Tensors, config: Any) -> None:
     given = Weights.of({f"l.{part}": array for part, array in tensors.items()})
-    weights, _ = read_quantised(given, config, "config.json", lambda names: ())
+    weights, _, ordered = read_quantised(given, config, "config.json", lambda names: ())
     for name in weights:
         assert weights[name].numpy().shape == weights.shape(name).numbers()
+    for each in ordered.values():
+        assert each.stored.load().shape == each.stored.shape.numbers()
 
 
 def put(part: str, change: Callable[[Any], Any]) -> Callable[[Tensors], Tensors]:

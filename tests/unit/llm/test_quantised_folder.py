@@ -20,6 +20,7 @@ from smelt.errors import FileError, SmeltError, UnsupportedError
 from smelt.ir.blocks import Block, decode
 from smelt.llm import checkpoint
 from smelt.llm.checkpoint import Checkpoint
+from smelt.llm.config import CACHES
 from smelt.llm.quantise import quantise as write_gguf
 from smelt.llm.quantised_folder import METHODS, read_quantised
 from smelt.llm.report import describe
@@ -31,6 +32,8 @@ from tests.llm_quantised import (
     FIXTURE,
     KINDS,
     Kind,
+    gptq,
+    pack,
     packed,
     quantise,
     to_integers,
@@ -60,7 +63,7 @@ def read_layer(kind: Kind, x: Array) -> tuple[Any, Array, Array]:
     """A matrix that is quantised and read again: its form, its numbers, and those that it should have."""
     tensors, want = kind.make(x, **kind.options)
     given = Weights.of({f"model.layer.{part}": array for part, array in tensors.items()})
-    weights, forms = read_quantised(given, kind.config, "config.json", no_stacks)
+    weights, forms, _ = read_quantised(given, kind.config, "config.json", no_stacks)
     assert list(weights) == list(forms) == ["model.layer.weight"]
     form, stored = forms["model.layer.weight"], weights["model.layer.weight"].numpy()
     assert weights.shape("model.layer.weight").numbers() == stored.shape
@@ -90,11 +93,14 @@ def test_greedy_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> N
 )
 def test_weights_stay_small_where_activations_are_rounded(name: str, tmp_path: Path) -> None:
     case = write(name, tmp_path)
-    found = checkpoint.open(tmp_path)
+    found = checkpoint.open(tmp_path).for_processor("q8")
+    kept = any(isinstance(form, Block) for form in found.formats.values())
+    assert kept or not KINDS[CASES[name][0]].options.get("desc_act")
     with smelt.llm.load(tmp_path, engine="native") as model:
         wrong = float(np.abs(model.logits(case.tokens) - case.logits).max() / np.abs(case.logits).max())
         bound = model._step.executable.bound_bytes  # type: ignore[attr-defined]
     assert wrong < 0.05
+    assert model.config.cache == (CACHES["int8"] if kept else CACHES["f32"])
     assert bound < 1.25 * found.nbytes + found.weights.find("embed.weight").nbytes  # which may be packed as well
 
 
@@ -123,16 +129,21 @@ def test_forms_of_a_folder(name: str, tmp_path: Path) -> None:
     assert forms <= set(said["formats"])
     assert said["quantised"] == KINDS[CASES[name][0]].config["quant_method"]
     count = sum(found.elements(each) for each in found.weights if is_quantised(each, found))
-    assert said["dequantised"] == (count if forms <= {"f16", "bf16"} else 0)
+    assert said["dequantised"] + said["sorted"] == (count if forms <= {"f16", "bf16"} else 0)
+    assert bool(said["sorted"]) == ("ordered" in name)
     assert said["weight_bytes"] == found.nbytes
 
 
 def test_inspect_says_what_is_dequantised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write("gptq-ordered", tmp_path)
-    with pytest.raises(SystemExit):  # there is no tokenizer
-        inspect(tmp_path, [], [], False)
-    printed = capsys.readouterr().out
-    assert "quantised      gptq, 294,912 dequantised as they are read" in printed
+    for name, said in (
+        ("gptq-ordered", "quantised gptq, 294,912 dequantised, or with precision q8 on the CPU in blocks with sorted"),
+        ("fp8-all", "quantised fp8, 294,912 dequantised as they are read weights"),
+        ("gptq", "quantised gptq weights"),
+    ):
+        write(name, tmp_path)
+        with pytest.raises(SystemExit):  # there is no tokenizer
+            inspect(tmp_path, [], [], False)
+        assert said in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -185,7 +196,7 @@ def test_an_order_of_inputs_that_blocks_can_hold(seed: int) -> None:
     kind = KINDS["gptq-asymmetric-32"]
     tensors, _ = kind.make(x, **kind.options)
     tensors["g_idx"] = order.astype(np.int32)
-    weights, forms = read_quantised(
+    weights, forms, _ = read_quantised(
         Weights.of({f"l.{part}": array for part, array in tensors.items()}), kind.config, "", no_stacks
     )
     made = to_integers(x, 4, 32, False)
@@ -194,6 +205,35 @@ def test_an_order_of_inputs_that_blocks_can_hold(seed: int) -> None:
     form = forms["l.weight"]
     assert isinstance(form, Block)
     np.testing.assert_array_equal(decode(form, weights["l.weight"].numpy()), want)
+
+
+@pytest.mark.parametrize(("bits", "size", "symmetric"), [(4, 32, True), (4, 64, False), (4, 128, False), (8, 32, True)])
+def test_inputs_are_sorted_where_blocks_then_hold_a_weight(bits: int, size: int, symmetric: bool, seed: int) -> None:
+    dice = np.random.default_rng(seed)
+    x, order = dice.standard_normal((16, 256), np.float32), dice.permutation(256)
+    tensors, _ = gptq(x, bits, size, symmetric)
+    made = to_integers(x, bits, size, symmetric, order=order)
+    tensors |= {"g_idx": made.group_of, "qweight": np.ascontiguousarray(pack(made.codes, bits).T)}
+    tensors |= {"scales": np.ascontiguousarray(made.scales.T), "qzeros": pack(np.ascontiguousarray(made.zeros.T), bits)}
+    given = Weights.of({f"l.{part}": array for part, array in tensors.items()})
+    config = {"quant_method": "gptq", "bits": bits, "group_size": size, "checkpoint_format": "gptq_v2"}
+    read = read_quantised(given, config, "", no_stacks)
+    found = read.sorted["l.weight"]
+    assert read.forms["l.weight"].name == "f16"
+    assert found.form.name == ("q8_0" if bits == 8 else "q4_0" if symmetric else "u4_128" if size == 128 else "q5_0")
+    assert sorted(found.order) == list(range(256))
+    stored = found.stored.load()
+    assert stored.shape == found.stored.shape.numbers()
+    np.testing.assert_array_equal(decode(found.form, stored), made.numbers()[:, found.order])
+    assert not read_quantised(given, config, "", lambda names: [list(names)]).sorted
+
+
+def test_groups_that_are_no_whole_blocks_are_not_sorted(seed: int) -> None:
+    kind = KINDS["gptq-ordered"]
+    tensors, _ = kind.make(np.random.default_rng(seed).standard_normal((8, 96), np.float32), bits=4, size=16)
+    tensors["g_idx"] = tensors["g_idx"][::-1].copy()
+    given = Weights.of({f"l.{part}": array for part, array in tensors.items()})
+    assert not read_quantised(given, {**kind.config, "group_size": 16}, "", no_stacks).sorted
 
 
 def test_scales_that_f16_cannot_hold(seed: int) -> None:
@@ -216,7 +256,7 @@ def test_compressed_tensors_with_groups_of_inputs_and_signed_zero_points(symmetr
     tensors["weight_zero_point"] = (zeros - 8).astype(np.int8)
     tensors["weight_g_idx"] = np.full(64, -1, np.int32)
     given = Weights.of({f"l.{part}": array for part, array in tensors.items()})
-    weights, forms = read_quantised(given, KINDS["packed"].config, "", no_stacks)
+    weights, forms, _ = read_quantised(given, KINDS["packed"].config, "", no_stacks)
     form = forms["l.weight"]
     assert isinstance(form, Block)
     assert form.name == ("q4_0" if symmetric else "q5_0")
@@ -281,8 +321,9 @@ def test_a_family_that_stores_transposed_matrices_is_refused(tmp_path: Path) -> 
         checkpoint.open(tmp_path)
 
 
-def test_bundles(tmp_path: Path) -> None:
-    case = write("gptq-v2", tmp_path / "in")
+@pytest.mark.parametrize("name", ["gptq-v2", "gptq-ordered"])
+def test_bundles(name: str, tmp_path: Path) -> None:
+    case = write(name, tmp_path / "in")
     with smelt.llm.load(tmp_path / "in", engine="native") as model:
         want = model.generate(case.tokens, max_tokens=12, ignore_end=True).ids
         model.save(tmp_path / "out.smelt")
