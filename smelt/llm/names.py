@@ -246,9 +246,8 @@ def _stack(stored: list[Stored], source: Source) -> Stored:
     shape = stored[0].shape
     if any(each.shape != shape for each in stored):
         raise FileError("experts have different shapes", expected=shape, got=source.names[0])
-    return Stored(
-        Shape.of(shape.dtype, (len(stored), *shape.sizes)), lambda: np.stack([each.load() for each in stored])
-    )
+    whole = Shape.of(shape.dtype, (len(stored), *shape.sizes))
+    return Stored(whole, lambda: np.stack([each.load() for each in stored]), sources=tuple(stored))
 
 
 def _transform(stored: Stored, how: str, config: Config) -> Stored:
@@ -266,7 +265,7 @@ def _transform(stored: Stored, how: str, config: Config) -> Stored:
     if change is None:
         return stored
     final, load = change, stored.load
-    return Stored(Shape.of(stored.shape.dtype, tuple(sizes)), lambda: final(load()))
+    return Stored(Shape.of(stored.shape.dtype, tuple(sizes)), lambda: final(load()), sources=(stored,))
 
 
 def _cut(start: int, stop: int, first: Callable[[Array], Array] | None, array: Array) -> Array:

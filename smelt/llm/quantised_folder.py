@@ -63,9 +63,11 @@ def read_quantised(
         raise FileError(
             f"{weights.source}: {twice[0]}", expected="a weight, or the tensors of a quantised one", got="both"
         )
-    stored |= {name: as_stored(each, forms[name]) for name, each in found.items()}
+    used = (weights.find(name) for name in tensors.used)
+    sources = tuple({file: each for each in used for file in each.files}.values())  # one of each file
+    stored |= {name: as_stored(each, forms[name], sources) for name, each in found.items()}
     made = Weights(stored, weights.metadata, weights.source, weights.config)
-    return Read(made, forms, _sort_inputs(found, {name for names in stacked for name in names}))
+    return Read(made, forms, _sort_inputs(found, {name for names in stacked for name in names}, sources))
 
 
 class Sorted(NamedTuple):
@@ -84,7 +86,7 @@ class Read(NamedTuple):
     sorted: dict[str, Sorted]
 
 
-def _sort_inputs(found: Mapping[str, Quantised], stacked: set[str]) -> dict[str, Sorted]:
+def _sort_inputs(found: Mapping[str, Quantised], stacked: set[str], sources: tuple[Stored, ...]) -> dict[str, Sorted]:
     made: dict[str, Sorted] = {}
     for name, each in found.items():
         if isinstance(each, Float8) or isinstance(each.form, Block) or name in stacked:
@@ -92,7 +94,7 @@ def _sort_inputs(found: Mapping[str, Quantised], stacked: set[str]) -> dict[str,
         if (better := each.sort_inputs()) is not None:
             weight, order = better
             assert isinstance(weight.form, Block)
-            made[name] = Sorted(as_stored(weight, weight.form), weight.form, order)
+            made[name] = Sorted(as_stored(weight, weight.form, sources), weight.form, order)
     return made
 
 

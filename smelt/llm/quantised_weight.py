@@ -25,12 +25,15 @@ PIECE = 1 << 22  # elements that are dequantised at a time
 Form = Block | DType
 
 
-def as_stored(weight: Quantised, form: Form) -> Stored:
-    """A weight in a form, repacked when it is loaded."""
+def as_stored(weight: Quantised, form: Form, sources: tuple[Stored, ...]) -> Stored:
+    """A weight in a form, repacked when it is loaded, from `sources`."""
     rows, depth = weight.rows, weight.depth
-    if isinstance(form, Block):
-        return Stored(Shape.of(ui8, (rows, depth // form.length, form.bytes)), lambda: weight.load(form))
-    return Stored(Shape.of(form, (rows, depth)), lambda: weight.load(form))
+    shape = Shape.of(form, (rows, depth)) if isinstance(form, DType) else _block_shape(form, rows, depth)
+    return Stored(shape, lambda: weight.load(form), sources=sources)
+
+
+def _block_shape(form: Block, rows: int, depth: int) -> Shape:
+    return Shape.of(ui8, (rows, depth // form.length, form.bytes))
 
 
 @dataclass(frozen=True)

@@ -294,6 +294,16 @@ def test_nothing_large_is_read_before_it_is_used() -> None:
         read_quantised(Weights(lazy), kind.config, "", no_stacks)
 
 
+@pytest.mark.parametrize("name", ["awq-experts", "gptq-asymmetric-32", "gptq-ordered"])
+def test_every_weight_knows_the_file_that_it_is_made_of(name: str, tmp_path: Path) -> None:
+    """So that the pages of the file can be given back once weights are bound."""
+    write(name, tmp_path)
+    found = checkpoint.open(tmp_path).for_processor("q8")
+    for each in found.weights:
+        files = found.weights.find(each).files
+        assert {file.path.name for file in files} == (set() if each.endswith(".order") else {"model.safetensors"})
+
+
 def test_zero_biases_of_every_layer_are_dropped(tmp_path: Path) -> None:
     case = RECORDED["gptq"]
     kind = KINDS["gptq"]
