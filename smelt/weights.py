@@ -15,7 +15,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar, overload
@@ -44,6 +44,7 @@ class Stored:
     shape: Shape
     load: Callable[[], Array]
     place: tuple[MappedFile, int] | None = None
+    sources: tuple[Stored, ...] = ()  # what `load` computes it of
 
     @property
     def nbytes(self) -> int:
@@ -58,11 +59,17 @@ class Stored:
             flat = np.ascontiguousarray(self.load()).reshape(-1).view(np.uint8)
             target[:] = flat[start : start + target.size]
 
+    @property
+    def files(self) -> set[MappedFile]:
+        """The mapped files that loading reads."""
+        own = set() if self.place is None else {self.place[0]}
+        return own.union(*(each.files for each in self.sources))
+
     def with_axes(self, axes: tuple[str, ...] | None) -> Stored:
         """The same tensor with names for its axes."""
         if axes is None:
             return self
-        return Stored(Shape.of(self.shape.dtype, self.shape.sizes, axes), self.load, self.place)
+        return replace(self, shape=Shape.of(self.shape.dtype, self.shape.sizes, axes))
 
     def fetch(self) -> Array:
         """The array with its part of the file in memory (prefetched), so that no later access waits for the disk."""
@@ -129,7 +136,7 @@ class Weights(Mapping[str, HostBuffer]):
 
     def release(self) -> None:
         """Give back the memory that mapped files take: for weights that are bound, and so copied. Arrays stay valid."""
-        for file in {stored.place[0] for stored in self._stored.values() if stored.place is not None}:
+        for file in set[MappedFile]().union(*(stored.files for stored in self._stored.values())):
             file.release()
 
     def __iter__(self) -> Iterator[str]:

@@ -81,12 +81,14 @@ class Case:
             return found
 
 
-def compare(case: Case, folder: Path, engine: str, single: int | None = None, greedy: int = 64) -> str:
+def compare(
+    case: Case, folder: Path, engine: str, single: int | None = None, greedy: int = 64, precision: str | None = None
+) -> str:
     """Prefill, the first `single` tokens (all of them unless said) one by one, and `greedy` tokens against the case.
 
     Says what was measured, raises where it differs.
     """
-    with smelt.llm.load(folder, engine=engine) as model:
+    with smelt.llm.load(folder, engine=engine, precision=precision) as model:
         scale = float(np.abs(case.logits).max())
         prefill = float(np.abs(model.logits(case.tokens) - case.logits).max()) / scale
         assert prefill <= TOLERANCE, f"{case.name}: prefill differs by {prefill:.1e} of the scale"

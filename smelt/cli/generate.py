@@ -95,16 +95,29 @@ def _encoder_facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     return found
 
 
+def _quantised_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """How a folder is quantised, and how many of its numbers no block holds, or only if inputs are sorted."""
+    if not record["quantised"]:
+        return []
+    parts = [record["quantised"]]
+    if record["dequantised"]:
+        parts.append(f"{record['dequantised']:,} dequantised as they are read")
+    if record["sorted"]:
+        parts.append(f"{record['sorted']:,} dequantised, or with precision q8 on the CPU in blocks with sorted inputs")
+    return [("quantised", ", ".join(parts))]
+
+
 def _facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     sizes = ", ".join(f"{name} {value}" for name, value in record["sizes"].items())
-    tokenizer = record["tokenizer"]
+    tokenizer, place = record["tokenizer"], "as read" if record["quantised"] else "in the file"
     return [
         ("layers", f"{record['layers']}: {sizes}"),
         ("architecture", ", ".join(record["architecture"])),
         ("context", f"{record['context']} tokens"),
         ("parameters", f"{record['parameters']:,}"),
         ("formats", ", ".join(f"{count:,} {name}" for name, count in record["formats"].items())),
-        ("weights", f"{bytes_text(record['weight_bytes'])} in the file, {bytes_text(record['f32_bytes'])} in f32"),
+        *_quantised_rows(record),
+        ("weights", f"{bytes_text(record['weight_bytes'])} {place}, {bytes_text(record['f32_bytes'])} in f32"),
         ("cache", f"{bytes_text(record['cache_bytes'])} for a whole context"),
         ("tokenizer", "none" if tokenizer is None else f"{tokenizer['tokens']} tokens"),
         ("chat template", "yes" if record["chat_template"] else "none"),

@@ -1,4 +1,4 @@
-"""Block-quantised weights: how a run of elements is packed into bytes, one row per format of GGML's.
+"""Block-quantised weights: how a run of elements is packed into bytes, one row per format: GGML's and one of our own.
 
 A row (`Block`) says where in a block's bytes the levels, the scales and the minimums are. From it come `decode`, on
 NumPy arrays, and the same arithmetic as StableHLO ops (`ir.block_ops`). `ir.block_layout` says how kernels hold blocks.
@@ -54,7 +54,7 @@ class Block(Frozen):
     """A format: `length` elements in `bytes` bytes. `scale` and `minimum` are the offsets of these numbers."""
 
     name: str
-    kind: int  # GGML's number of the type
+    kind: int | None  # GGML's number of the type; None for those that no GGUF file has
     length: int
     bytes: int
     levels: Integers
@@ -156,9 +156,22 @@ TABLE = (
     ),
     Block("iq4_nl", 20, 32, 18, Integers(((_nibbles(2, 16),),)), 0, codebook=_IQ4_NL),
     Block("mxfp4", 39, 32, 17, Integers(((_nibbles(1, 16),),)), 0, exponent=True, codebook=_E2M1),
+    # Ours, for codes with a zero point: scale * code - scale * zero, exact in f32. Its byte has a 1 in the low bits and
+    # the zero point in the high ones, which each of the four groups reads.
+    Block(
+        "u4_128",
+        None,
+        128,
+        67,
+        Integers(((_nibbles(3, 64, groups=4),),)),
+        0,
+        scales=Integers(((_bytes(2, 1, (0, 0, 0, 0), 15),),)),
+        minimum=0,
+        minimums=Integers(((_bytes(2, 1, (4, 4, 4, 4), 15),),)),
+    ),
 )
 BLOCKS: dict[str, Block] = {row.name: row for row in TABLE}
-BY_KIND: dict[int, Block] = {row.kind: row for row in TABLE}
+BY_KIND: dict[int, Block] = {row.kind: row for row in TABLE if row.kind is not None}
 
 
 # ---- the arithmetic, once ----

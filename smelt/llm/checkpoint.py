@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,18 +18,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smelt.bundle.write import source_record
-from smelt.dtype import DType
+from smelt.dtype import DType, i32
 from smelt.errors import FileError, ParseError, UnsupportedError
 from smelt.ir.blocks import Block
 from smelt.llm.config import CACHES, Config
 from smelt.llm.families import is_encoder, read_config, token_ids
 from smelt.llm.gguf_config import config_of
-from smelt.llm.names import canonical, untie
+from smelt.llm.names import canonical, drop_zero_biases, stacked_names, untie
 from smelt.llm.pooling import Pooling
+from smelt.llm.quantised_folder import Read, read_quantised
 from smelt.llm.sentence_files import read_pooling
 from smelt.llm.tokenizer import Tokenizer, from_file, from_gguf
 from smelt.read import checkpoint, gguf
-from smelt.weights import Weights
+from smelt.shape import Shape
+from smelt.weights import Stored, Weights
 
 if TYPE_CHECKING:
     from smelt.llm.layers import Formats
@@ -49,14 +52,24 @@ class Checkpoint:
     template: str | None = None
     specials: Mapping[str, str] = field(default_factory=dict)  # bos_token, eos_token, … as text, for templates
     metadata: Mapping[str, Any] = field(default_factory=dict)  # of a GGUF file
+    quantised: str = ""  # what a folder's config.json calls its quantisation
+    dequantised: frozenset[str] = frozenset()  # weights that are quantised in the folder, and that no block holds
+    sorted: Mapping[str, tuple[Stored, Block | DType]] = field(default_factory=dict)  # of these, in blocks; and orders
 
-    def for_processor(self) -> Checkpoint:
+    def for_processor(self, precision: str) -> Checkpoint:
         """The same as the native engine computes it: layers with a window have pages of their own, where other layers
-        see everything, and experts multiply the tokens that chose them."""
+        see everything, experts multiply the tokens that chose them, and where blocks stay blocks, inputs are sorted if
+        that is what it takes."""
         own = replace(self.config, own_pages=True)
         config = self.config if own.sliding is None else own
         mixed = any(layer.experts is not None for layer in config.layers)
-        return replace(self, config=replace(config, grouped_experts=mixed))
+        found = replace(self, config=replace(config, grouped_experts=mixed))
+        if precision != "q8" or not self.sorted:
+            return found
+        stored = {name: self.weights.find(name) for name in self.weights}
+        stored |= {name: each for name, (each, _) in self.sorted.items()}
+        formats = {**self.formats, **{name: form for name, (_, form) in self.sorted.items()}}
+        return replace(found, weights=Weights(stored, self.weights.metadata, self.weights.source), formats=formats)
 
     def with_cache(self, name: str) -> Checkpoint:
         """The same with another type of keys and values in memory."""
@@ -112,11 +125,14 @@ class Checkpoint:
         """What a bundle says about its source."""
         return source_record(self.path) if self.kind == "gguf" else {"source": self.path.name}
 
+    def sizes(self, name: str) -> tuple[int, ...]:
+        """The sizes of a weight, counted in numbers."""
+        form, found = self.formats[name], self.weights.shape(name).numbers()
+        return (*found[:-2], found[-2] * form.length) if isinstance(form, Block) else found
+
     def elements(self, name: str) -> int:
         """How many numbers a weight has."""
-        form = self.formats[name]
-        count = math.prod(self.weights.shape(name).numbers())
-        return count // form.bytes * form.length if isinstance(form, Block) else count
+        return math.prod(self.sizes(name))
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -168,21 +184,55 @@ def _folder(folder: Path, context: int | None) -> Checkpoint:
             else "smelt pull ORGANISATION/NAME downloads a model, or give a .gguf file",
         )
     raw = _json(folder / "config.json")
-    config = read_config(raw, str(folder / "config.json"), context)
+    where = str(folder / "config.json")
+    quantised = raw.pop("quantization_config", None)
+    config = read_config(raw, where, context)
     generation = _json(folder / "generation_config.json")
     stop = (*config.stop, *token_ids(generation.get("eos_token_id")))
     config = replace(config, stop=tuple(dict.fromkeys(stop)))
-    stored = checkpoint.open(folder)
+    read = Read(checkpoint.open(folder), {}, {})
+    if quantised is not None:
+        read = read_quantised(read.weights, quantised, where, partial(stacked_names, config))
+    stored, forms = read.weights, read.forms
     config = untie(stored, config)
-    weights, _ = canonical(stored, config, False)
-    formats: dict[str, Block | DType] = {name: _element(weights, name) for name in weights}
+    weights, theirs = canonical(stored, config, False)
+    if quantised is not None:
+        weights = drop_zero_biases(weights, config)
+    formats = {name: forms.get(theirs[name]) or _element(weights, name) for name in weights}
     tokenizer = _json(folder / "tokenizer_config.json")
     specials = {
         name: text
         for name in ("bos_token", "eos_token", "unk_token", "pad_token")
         if (text := _token_text(tokenizer.get(name))) is not None
     }
-    return Checkpoint(folder, "folder", config, weights, formats, _template(folder, tokenizer), specials)
+    return Checkpoint(
+        folder,
+        "folder",
+        config,
+        weights,
+        formats,
+        _template(folder, tokenizer),
+        specials,
+        quantised="" if quantised is None else quantised["quant_method"],
+        dequantised=frozenset(name for name in weights if isinstance(forms.get(theirs[name]), DType)),
+        sorted=_sorted_layers(read, config),
+    )
+
+
+def _sorted_layers(read: Read, config: Config) -> dict[str, tuple[Stored, Block | DType]]:
+    """Weights of layers in blocks, their inputs sorted, and the orders of these; under our names."""
+    if not read.sorted:
+        return {}
+    stored = {name: read.weights.find(name) for name in read.weights}
+    stored |= {name: each.stored for name, each in read.sorted.items()}
+    weights, theirs = canonical(Weights(stored, source=read.weights.source), config, False)
+    found: dict[str, tuple[Stored, Block | DType]] = {}
+    for ours, name in theirs.items():
+        if ours.startswith("layers.") and (each := read.sorted.get(name)) is not None:
+            found[ours] = weights.find(ours), each.form
+            shape, order = Shape.of(i32, each.order.shape), each.order
+            found[f"{ours.removesuffix('.weight')}.order"] = Stored(shape, lambda order=order: order), i32  # type: ignore[misc]
+    return found
 
 
 def _element(weights: Weights, name: str) -> DType:

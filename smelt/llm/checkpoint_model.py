@@ -89,9 +89,9 @@ def load_checkpoint(
             got=f"device={device!r}, engine={engine!r}",
             remedy="cache='bf16', or no cache=",
         )
-    found = found.with_cache(cache or cache_type(found, precision, on_processor, device not in ("auto", "cpu")))
     if on_processor:
-        found = found.for_processor()
+        found = found.for_processor(precision)
+    found = found.with_cache(cache or cache_type(found, precision, on_processor, device not in ("auto", "cpu")))
     wanted = choose_context(found.config, context)
     weights = _weight_bytes(found, precision, device)
     if limit is not None:

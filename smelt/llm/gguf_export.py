@@ -16,6 +16,8 @@ import numpy as np
 
 from smelt.dtype import Array
 from smelt.errors import UnsupportedError
+from smelt.frozen import Frozen
+from smelt.ir.blocks import Block, decode
 from smelt.llm.checkpoint import Checkpoint
 from smelt.llm.config import Config, Layer, Rope, rope_frequencies
 from smelt.llm.families import FAMILIES
@@ -117,32 +119,50 @@ def _base(config: Config, raw: Mapping[str, Any]) -> float:
 # ---- tensors ----
 
 
-def tensors_of(checkpoint: Checkpoint) -> dict[str, tuple[tuple[int, ...], Callable[[], Array]]]:
-    """Sizes and contents by GGUF's names; matrices as they are stored, vectors in f32."""
+class Content(Frozen):
+    """A tensor of the file: its sizes, the blocks that it is stored in, if any, and what loads it as it is stored."""
+
+    sizes: tuple[int, ...]
+    blocks: Block | None
+    load: Callable[[], Array]
+
+    def load_numbers(self) -> Array:
+        return self.load() if self.blocks is None else decode(self.blocks, self.load())
+
+
+def tensors_of(checkpoint: Checkpoint) -> dict[str, Content]:
+    """Contents by GGUF's names; matrices as they are stored, vectors in f32."""
     config, weights = checkpoint.config, checkpoint.weights
     parts: dict[str, list[str]] = {}
     for ours, source in sorted(sources(config, True).items(), key=lambda pair: _ORDER.get(pair[1].how, 0)):
         if ours in weights:
             parts.setdefault(source.names[0], []).append(ours)
-    found: dict[str, tuple[tuple[int, ...], Callable[[], Array]]] = {}
-    for theirs, ours_of in parts.items():
-        shapes = [weights.shape(ours).numbers() for ours in ours_of]
-        sizes = (sum(shape[0] for shape in shapes), *shapes[0][1:])
-        found[theirs] = sizes, lambda ours_of=ours_of: _join(checkpoint, ours_of)  # type: ignore[misc]
-    return found | _factors(checkpoint)
+    return {theirs: _content(checkpoint, ours_of) for theirs, ours_of in parts.items()} | _factors(checkpoint)
+
+
+def _content(checkpoint: Checkpoint, names: list[str]) -> Content:
+    """Rows of one or several of our tensors. Blocks that GGUF has, the same in all of them, stay as they are."""
+    forms = [checkpoint.formats[name] for name in names]
+    first = forms[0]
+    blocks = first if isinstance(first, Block) and first.kind is not None and forms == [first] * len(forms) else None
+    shapes = [checkpoint.sizes(name) for name in names]
+    sizes = (sum(shape[0] for shape in shapes), *shapes[0][1:])
+
+    def load() -> Array:
+        arrays = [_array(checkpoint, name, blocks is not None) for name in names]
+        return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+    return Content(sizes, blocks, load)
 
 
 _ORDER = {"q": 1, "k": 2, "v": 3, "gate": 1, "up": 2}  # of the rows of a fused projection
 
 
-def _join(checkpoint: Checkpoint, names: list[str]) -> Array:
-    arrays = [_array(checkpoint, name) for name in names]
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-
-
-def _array(checkpoint: Checkpoint, ours: str) -> Array:
+def _array(checkpoint: Checkpoint, ours: str, as_blocks: bool) -> Array:
     config, family = checkpoint.config, FAMILIES[checkpoint.config.family]
-    array = checkpoint.weights[ours].numpy()
+    array, form = checkpoint.weights[ours].numpy(), checkpoint.formats[ours]
+    if isinstance(form, Block) and not as_blocks:
+        array = decode(form, array)
     if array.ndim < 2:
         array = array.astype(np.float32)
     if config.norm_offset and any(part in ours for part in ("norm", "before_", "after_")):
@@ -158,7 +178,7 @@ def _interleave(array: Array, heads: int) -> Array:
     return array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
 
 
-def _factors(checkpoint: Checkpoint) -> dict[str, tuple[tuple[int, ...], Callable[[], Array]]]:
+def _factors(checkpoint: Checkpoint) -> dict[str, Content]:
     """Tensors that frequencies are divided by: Llama 3's, and both of longrope."""
     raw = json.loads((checkpoint.path / "config.json").read_text("utf-8"))
     given = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
@@ -171,7 +191,7 @@ def _factors(checkpoint: Checkpoint) -> dict[str, tuple[tuple[int, ...], Callabl
     else:
         made = {f"rope_factors_{which}.weight": np.array(given[f"{which}_factor"]) for which in ("long", "short")}
     narrow = {name: array.astype(np.float32) for name, array in made.items()}
-    return {name: (array.shape, lambda array=array: array) for name, array in narrow.items()}  # type: ignore[misc]
+    return {name: Content(array.shape, None, lambda array=array: array) for name, array in narrow.items()}  # type: ignore[misc]
 
 
 # ---- what was written ----

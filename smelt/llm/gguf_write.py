@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from smelt.dtype import Array, DType
+from smelt.errors import UnsupportedError
 from smelt.files import write_atomically
 from smelt.ir.blocks import Block
 from smelt.read.gguf import ALIGNMENT, ELEMENTS, Gguf
@@ -40,7 +41,11 @@ class Tensor:
 
     @property
     def kind(self) -> int:
-        return self.format.kind if isinstance(self.format, Block) else _NUMBERS[str(self.format)]
+        if not isinstance(self.format, Block):
+            return _NUMBERS[str(self.format)]
+        if self.format.kind is None:
+            raise UnsupportedError(f"{self.name}: GGUF has no such format", got=self.format.name)
+        return self.format.kind
 
 
 def rewrite(file: Gguf, target: Path, tensors: Sequence[Tensor], file_type: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from smelt.dtype import DType, f32, ui8
+from smelt.dtype import DType, f32, i32, ui8
 from smelt.frozen import Frozen
 from smelt.ir.blocks import Block
 from smelt.tensor.composite import unblock
@@ -57,16 +57,19 @@ class Matrix(Model):
 
 
 class Linear(Matrix):
-    """A projection [out, in] with a bias, or none."""
+    """A projection [out, in] with a bias, or none; `order` says which input each column of the matrix is for."""
 
     bias: Tensor | None
+    order: Tensor | None
 
     def __init__(self, path: str, formats: Formats, bias: bool, **axes: int) -> None:
         super().__init__(f"{path}.weight", formats, **axes)
-        out = next(iter(axes))
+        out, last = self._axes[0], self._axes[-1]
         self.bias = make_parameter({out: axes[out]}, None) if bias else None
+        self.order = make_parameter({last: axes[last]}, i32) if f"{path}.order" in formats else None
 
     def __call__(self, x: Tensor, precision: Precision = "default") -> Tensor:
+        x = x if self.order is None else x.take(self.order, self._axes[-1])
         y = x.dot(self.dense(), self._axes[-1], precision=precision)
         return y if self.bias is None else y + cast(self.bias, f32)
 

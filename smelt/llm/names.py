@@ -6,14 +6,14 @@ matrix `[out, in]` (or its blocks, `ui8[out, n, bytes]`) per projection, and exp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from smelt.dtype import Array
-from smelt.errors import FileError
+from smelt.errors import FileError, UnsupportedError
 from smelt.llm.config import Config
 from smelt.shape import Shape
 from smelt.weights import Stored, Weights
@@ -185,6 +185,32 @@ def canonical(weights: Weights, config: Config, gguf: bool) -> tuple[Weights, di
     return Weights(found, weights.metadata, weights.source), theirs
 
 
+def stacked_names(config: Config, names: Iterable[str]) -> Iterator[list[str]]:
+    """Those of a folder's names that are stacked to one tensor each. Quantised matrices are [out, in], so that a family
+    which stores [in, out] is refused."""
+    known = dict.fromkeys(names)
+    for source in sources(config, False).values():
+        found = [name for each in source.names if (name := _present(each, known)) is not None]
+        if found and source.how.startswith("transposed"):
+            raise UnsupportedError(
+                f"{found[0]} is quantised",
+                expected=f"weights as numbers in {config.family}",
+                remedy="use the model without quantisation, or as a GGUF file",
+            )
+        if len(found) > 1:
+            yield found
+
+
+def drop_zero_biases(weights: Weights, config: Config) -> Weights:
+    """Without biases of zeros that a model has no parameters for: quantisers have added them to every layer."""
+    expected = set(_biases(config))
+    strange = [name for name in weights if name.endswith(".bias") and name not in expected]
+    unused = {name for name in strange if not weights[name].numpy().any()}
+    return Weights(
+        {name: weights.find(name) for name in weights if name not in unused}, weights.metadata, weights.source
+    )
+
+
 def _biases(config: Config) -> Iterator[str]:
     """The biases that a model has for sure: the decoder takes them as optional."""
     if config.norm == "layer":
@@ -210,7 +236,7 @@ def untie(weights: Weights, config: Config) -> Config:
     return config if same else replace(config, tied=False)
 
 
-def _present(name: str, weights: Weights) -> str | None:
+def _present(name: str, weights: Container[str]) -> str | None:
     """The name in a file: checkpoints of a model without its head lack the first part."""
     bare = name.partition(".")[2] if name.startswith(("model.", "transformer.")) else name
     return name if name in weights else bare if bare in weights else None
@@ -220,9 +246,8 @@ def _stack(stored: list[Stored], source: Source) -> Stored:
     shape = stored[0].shape
     if any(each.shape != shape for each in stored):
         raise FileError("experts have different shapes", expected=shape, got=source.names[0])
-    return Stored(
-        Shape.of(shape.dtype, (len(stored), *shape.sizes)), lambda: np.stack([each.load() for each in stored])
-    )
+    whole = Shape.of(shape.dtype, (len(stored), *shape.sizes))
+    return Stored(whole, lambda: np.stack([each.load() for each in stored]), sources=tuple(stored))
 
 
 def _transform(stored: Stored, how: str, config: Config) -> Stored:
@@ -240,7 +265,7 @@ def _transform(stored: Stored, how: str, config: Config) -> Stored:
     if change is None:
         return stored
     final, load = change, stored.load
-    return Stored(Shape.of(stored.shape.dtype, tuple(sizes)), lambda: final(load()))
+    return Stored(Shape.of(stored.shape.dtype, tuple(sizes)), lambda: final(load()), sources=(stored,))
 
 
 def _cut(start: int, stop: int, first: Callable[[Array], Array] | None, array: Array) -> Array:

@@ -133,7 +133,7 @@ def quantise(source: Path, target: Path, to: str, progress: Callable[[str], None
     def tensor(name: str) -> Tensor:
         kept, sizes = file.formats[name], file.dense.shape(name).numbers()
         row = _format(name, sizes, to)
-        if row is None or (isinstance(kept, Block) and kept.bytes * row.length <= row.bytes * kept.length):
+        if row is None or _is_smaller(kept, row):
             return Tensor(name, sizes, kept, lambda: file.packed[name].numpy())
         return _encode(name, sizes, row, lambda: file.dense[name].numpy(), progress, losses)
 
@@ -146,6 +146,11 @@ def _format(name: str, sizes: tuple[int, ...], to: str) -> Block | None:
     row = BLOCKS["q8_0" if name in HEADS else to]
     kept = len(sizes) < 2 or sizes[-1] % row.length or any(part in name for part in KEPT)
     return None if kept else row
+
+
+def _is_smaller(kept: object, row: Block) -> bool:
+    """Whether a tensor is in blocks that are as small already."""
+    return isinstance(kept, Block) and kept.bytes * row.length <= row.bytes * kept.length
 
 
 def _encode(
@@ -175,13 +180,13 @@ def _encode(
 def _quantise_folder(source: Path, target: Path, to: str, progress: Callable[[str], None], losses: list[Loss]) -> None:
     found = checkpoint.open(source)
     tensors = []
-    for name, (sizes, load) in tensors_of(found).items():
-        row = _format(name, sizes, to)
-        if row is not None:
-            tensors.append(_encode(name, sizes, row, load, progress, losses))
-            continue
-        element = dtype(load().dtype)
-        tensors.append(Tensor(name, sizes, element, load))
+    for name, content in tensors_of(found).items():
+        row = _format(name, content.sizes, to)
+        if row is None or _is_smaller(content.blocks, row):
+            element = content.blocks or dtype(content.load().dtype)
+            tensors.append(Tensor(name, content.sizes, element, content.load))
+        else:
+            tensors.append(_encode(name, content.sizes, row, content.load_numbers, progress, losses))
     write(target, metadata_of(found), tensors, FILE_TYPES[to])
     try:
         check_same(found.config, checkpoint.open(target).config, target)

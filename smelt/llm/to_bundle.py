@@ -28,7 +28,8 @@ def to_stored(
         return _encoder_to_stored(EncoderFolder.open(Path(path), raw), targets)
     precision = check_precision(precision or "q8")
     found = files.open(path)
-    found = found.with_cache(cache or cache_type(found, precision)).for_processor()
+    found = found.for_processor(precision)
+    found = found.with_cache(cache or cache_type(found, precision))
     stored = store_weights(step_program(found, precision), found.weights, targets)
     beside = stored_files(found, precision)
     return stored.replace(name=found.name, provenance=found.provenance(), files=beside), found.nbytes

@@ -47,6 +47,8 @@ from smelt.target import Target, tile_shape
 from smelt.weights import Weights
 from tests.cuda.emulated import EmulatedCuda
 from tests.llm_checkpoints import FIXTURE, TOLERANCE, Case, write_checkpoint
+from tests.llm_quantised import FIXTURE as QUANTISED
+from tests.llm_quantised import write_quantised
 from tests.property.models import MODELS
 from tests.property.problems import KINDS, Problem, difference, draw, edges
 from tests.unit.ir import test_paged_attention_op as paged
@@ -389,6 +391,14 @@ def test_a_language_model_in_fp8(emulated: EmulatedCuda, tmp_path: Path) -> None
         assert model.checkpoint.config.cache == bf16
     assert 0 < found.max() < 1.5 * usual.max()
     assert 0 < found.mean() < 1.5 * usual.mean()
+
+
+@pytest.mark.parametrize("name", ["gptq-asymmetric", "gptq-ordered", "awq-experts"])
+def test_a_quantised_folder(name: str, emulated: EmulatedCuda, tmp_path: Path) -> None:
+    case = next(case for case in Case.load(QUANTISED) if case.name == name)
+    write_quantised(tmp_path, name, case.config, case.shapes)
+    with smelt.llm.load(tmp_path, device="cuda", engine="native", memory_limit="1GB") as model:
+        assert np.abs(model.logits(case.tokens) - case.logits).max() <= 0.05 * np.abs(case.logits).max()
 
 
 def test_steps_of_a_language_model_on_a_gpu(

@@ -14,23 +14,24 @@ from smelt.ir.core import Program
 from smelt.ir.interpret import run
 from smelt.shape import Shape
 
-# ggml.h: enum ggml_type, and the sizes of its structures.
-GGML = {
+# ggml.h: enum ggml_type, and the sizes of its structures; at the end ours.
+NUMBERS_OF = {
     "q4_0": (2, 32, 18), "q4_1": (3, 32, 20), "q5_0": (6, 32, 22), "q5_1": (7, 32, 24), "q8_0": (8, 32, 34),
     "q2_k": (10, 256, 84), "q3_k": (11, 256, 110), "q4_k": (12, 256, 144), "q5_k": (13, 256, 176),
     "q6_k": (14, 256, 210), "iq4_nl": (20, 32, 18), "iq4_xs": (23, 256, 136), "mxfp4": (39, 32, 17),
+    "u4_128": (None, 128, 67),
 }  # fmt: skip
 ROWS = [pytest.param(row, id=row.name) for row in TABLE]
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_numbers_of_ggml(row: Block) -> None:
-    assert (row.kind, row.length, row.bytes) == GGML[row.name]
+def test_numbers_of_every_format(row: Block) -> None:
+    assert (row.kind, row.length, row.bytes) == NUMBERS_OF[row.name]
 
 
 def blocks(row: Block, *lead: int) -> Array:
     """Random bytes with scales and minimums that are small finite numbers."""
-    data = np.random.default_rng(len(row.name) + row.kind).integers(0, 256, (*lead, row.bytes), np.uint8)
+    data = np.random.default_rng(len(row.name) + (row.kind or 0)).integers(0, 256, (*lead, row.bytes), np.uint8)
     if row.exponent:
         data[..., row.scale] = 120 + data[..., row.scale] % 16
     else:
@@ -85,4 +86,5 @@ NUMBERS = {
     "q2_k": (2, 0, 3, 16, True, True, 16 * 84),
     "q4_k": (4, 0, 15, 8, False, True, 16 * (128 + 16 + 4)),
     "q6_k": (6, 32, 63, 16, False, False, 16 * 210),
+    "u4_128": (4, 0, 15, 4, True, True, 16 * 72),
 }
