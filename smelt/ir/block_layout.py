@@ -75,6 +75,11 @@ class Layout:
         return SHIFT if signed else self.row.levels.zero
 
     @property
+    def is_centred(self) -> bool:
+        """Whether what is subtracted from codes is nothing, or half of their range."""
+        return not self.zero or bool(self.codebook) or self.zero == 1 << (self.bits - 1)
+
+    @property
     def codebook(self) -> tuple[int, ...]:
         """What codes stand for, made positive; none: themselves."""
         return tuple(each + SHIFT for each in self.row.codebook)

@@ -142,12 +142,12 @@ def _reshape(b: Builder, value: Value, shape: Shape) -> Value:
 # ---- native ----
 
 
-def lower_blocks(edit: Edit, *, grouped: bool = True) -> int:
-    """Block products as kernels, with `grouped` those of ragged groups too; rows looked up in packed weights, or in a
-    file's bytes."""
+def lower_blocks(edit: Edit, *, grouped: bool = True, any_zero: bool = True) -> int:
+    """Block products as kernels, with `grouped` those of ragged groups too, with `any_zero` of formats whose codes are
+    not centred; rows looked up in packed weights, or in a file's bytes."""
     packed: dict[Value, tuple[Layout, Value]] = {}  # by the bytes that were packed
     names = ("smelt.block_dot", *(("smelt.block_ragged_dot",) if grouped else ()))
-    products = [op for op in edit.ops() if _is_composite(op, *names)]
+    products = [op for op in edit.ops() if _is_composite(op, *names) and (any_zero or _layout_of(op).is_centred)]
     for op in products:
         _replace(edit, op, _packed_dot(edit, op, packed))
     lookups = [op for op in edit.ops() if op.name == "stablehlo.gather"]
@@ -158,6 +158,10 @@ def lower_blocks(edit: Edit, *, grouped: bool = True) -> int:
             _replace(edit, op, made)
             count += 1
     return count
+
+
+def _layout_of(op: Op) -> Layout:
+    return Layout.of(str(op.attrs["composite_attributes"].get("format")))
 
 
 def _is_composite(op: Op, *names: str) -> bool:
@@ -175,7 +179,7 @@ def _replace(edit: Edit, op: Op, made: Value) -> None:
 
 def _packed_dot(edit: Edit, op: Op, packed: dict[Value, tuple[Layout, Value]]) -> Value:
     x, w, *sizes = edit.operands(op)
-    layout = Layout.of(str(op.attrs["composite_attributes"].get("format")))
+    layout = _layout_of(op)
     source = w
     while (maker := edit.maker(source)) is not None and maker.name == "stablehlo.reshape":
         source = edit.operands(maker)[0]

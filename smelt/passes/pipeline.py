@@ -138,7 +138,8 @@ def passes(
         return count + rewrite(edit, fp8_rules(fp8=FP8 in target.features, pairs=target.has_pairs))
 
     def blocks(edit: Edit) -> int:
-        count = lower_blocks(edit, grouped=not simt)  # a GPU multiplies ragged groups by decoded weights
+        # A GPU multiplies by decoded weights in ragged groups, and where codes are not centred.
+        count = lower_blocks(edit, grouped=not simt, any_zero=not simt)
         count += common_subexpressions(edit) if count else 0  # products of the same rows round them once
         return count + (merge_block_dots(edit) if count and not simt else 0)
 

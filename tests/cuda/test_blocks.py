@@ -16,7 +16,8 @@ from smelt.engine.compile import emit_source, plan_program
 from smelt.engine.native import NativeEngine, compile_all
 from smelt.errors import SmeltError
 from smelt.ir.attributes import DotDims
-from smelt.ir.blocks import BLOCKS
+from smelt.ir.block_layout import can_pack
+from smelt.ir.blocks import BLOCKS, Bits, Block, Integers
 from smelt.ir.core import Program, Value
 from smelt.ir.interpret import run
 from smelt.ir.text import parse
@@ -26,7 +27,7 @@ from smelt.passes.lower_blocks import round_activations
 from smelt.shape import Shape
 from smelt.weights import Weights
 from tests.cuda.emulated import EmulatedCuda
-from tests.unit.kernel.test_block_dot import Sketch, product, random_weights
+from tests.unit.kernel.test_block_dot import TOY, Sketch, product, random_format, random_weights
 
 
 def launches_of(program: Program, device: EmulatedCuda) -> list[str]:
@@ -156,6 +157,32 @@ def test_rounding_of_rows_has_the_bits_of_the_reference(
     assert not isinstance(made, SmeltError)
     for want, got in zip(run(program, [data]), made(data), strict=True):
         np.testing.assert_array_equal(got.numpy(), want)
+
+
+def test_a_new_format_is_one_row(emulated: EmulatedCuda, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Any format that records can hold, also short blocks with integers of their groups; several chunks of each share,
+    the last one shorter."""
+    random = np.random.default_rng(seed)
+    nibbles = Integers(((Bits(3, 1, 16, (0, 4), 15),),))
+    own = Integers(((Bits(2, 1, 1, (0,), 15),),)), Integers(((Bits(2, 1, 1, (4,), 15),),))
+    short = Block("short", 1000, 32, 19, nibbles, 0, scales=own[0], minimum=0, minimums=own[1])
+    drawn = (random_format(random, i) for i in range(80))
+    rows = [short, TOY, *(row for row in drawn if can_pack(row))][:8]
+    assert {row.length for row in rows} >= {32, 64}
+    for row in rows:
+        monkeypatch.setitem(BLOCKS, row.name, row)
+    cases = [(row, -(-2080 // row.length), 37) for row in rows]
+    programs = [round_activations(product(*case)) for case in cases]
+    for (row, blocks, columns), program, made in zip(
+        cases, programs, compile_all(programs, emulated.target()), strict=True
+    ):
+        assert not isinstance(made, SmeltError), made
+        w = random_weights(row, columns, blocks, seed=seed)
+        x = random.standard_normal((9, blocks * row.length), np.float32)
+        (want,) = run(program, [x, w])
+        for count in (1, 5, 9):
+            got = made(x[:count], w)[0].numpy()
+            np.testing.assert_allclose(got, want[:count], rtol=0, atol=1e-5 * np.abs(want).max(), err_msg=row.name)
 
 
 def test_a_single_row_leaves_shared_memory(emulated: EmulatedCuda) -> None:

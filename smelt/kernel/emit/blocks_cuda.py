@@ -434,7 +434,7 @@ smelt_block_stream(int lane, char *shared, smelt_block_ring &ring, i64 tile, i64
   const bool both = columns > 16, holds = HELD >= MOST || (HELD && rows == 1), fresh = holds && ring.held != q;
   const int all = (int)blocks * (UNITS / U::RECORDS);
   const auto hold = [&](int member, int threads) {
-    smelt_hold_rows<U, EXACT>(
+    smelt_hold_rows<U, EXACT && UNITS % 4 == 0>(
         member, threads, held, PITCH, (int)rows, all, q, q_row, scale, scale_row, total, total_row);
   };
   if (!ring.begun) {
@@ -479,7 +479,7 @@ smelt_block_stream(int lane, char *shared, smelt_block_ring &ring, i64 tile, i64
           share, lane, stages, full, ring, turns, units, both, at_rows, fetch, sums);
     } else {
       auto at_rows = smelt_start_rows<U, MOST>(share, lane, rows, q, q_row, scale, scale_row, total, total_row);
-      smelt_block_chunks<U, MOST, (SHARES > 8 ? 4 : 2), STAGES, SHARES, EXACT>(
+      smelt_block_chunks<U, MOST, (UNITS < 4 ? 1 : SHARES > 8 ? 4 : 2), STAGES, SHARES, EXACT>(
           share, lane, stages, full, ring, turns, units, both, at_rows, fetch, sums);
     }
     smelt_keep_share<U, MOST>(share, lane, part, rows, sums);
@@ -696,7 +696,7 @@ def _shift(layout: Layout) -> int:
     """How far codes are shifted up, so that their zero is half of a byte: without its highest bit they are signed."""
     if layout.codebook or not layout.zero:
         return 0
-    assert layout.zero == 1 << (layout.bits - 1)
+    assert layout.is_centred
     return 8 - layout.bits
 
 

@@ -84,8 +84,9 @@ def ring_bytes(mma: Mma | BlockMma, room: int, rows: int = TILE_ROWS, blocks: Si
 
 
 def chunk_records(layout: Layout) -> int:
-    """The records of a chunk of K, which are adjacent: the copy engine takes no small pieces."""
-    return 4 if layout.length == 32 else 1
+    """The records of a chunk of K, which are adjacent: the copy engine takes no small pieces. What integers of groups
+    are multiplied by is read once for a chunk, so that it is one record."""
+    return 4 if layout.length == RUN and "scales" not in layout.places else 1
 
 
 def stage_of_chunk(format: str) -> int:
