@@ -7,6 +7,7 @@
     engine  `smelt.llm`: the step of a decoder over pages, each after the token of the last one is on the host, and as
             greedy requests are served (`served`), and requests with a temperature and top-p (`sampled`)
     q4_0    engine with matrices in a block format; q4_0_products: each product alone, in bytes of weights per second
+    fp8     engine with precision="fp8"
 
 Weights are random. Each case runs in a process of its own with a time limit, few layers first, and is written to FILE
 as soon as it is done: seconds of a step, tokens per second, the part of the memory's bandwidth, the longest kernels.
@@ -180,7 +181,7 @@ class EngineStep:
 
 
 def bind_engine(sizes: Sizes, batch: int, first: int, format: str) -> EngineStep:
-    """One step for all sequences, 256 positions long or `first`. `format`: of the matrices."""
+    """One step for all sequences, 256 positions long or `first`. `format`: of the matrices, which "fp8" rounds."""
     from smelt.dtype import bf16, dtype
     from smelt.llm.checkpoint import Checkpoint
     from smelt.llm.config import PAGE, Config, Layer, Rope
@@ -205,7 +206,7 @@ def bind_engine(sizes: Sizes, batch: int, first: int, format: str) -> EngineStep
     shapes = {name: each.shape.numbers() for name, each in made_of.items()}
     weights = weights_of(shapes, BLOCKS.get(format))
     checkpoint = Checkpoint(Path("random"), "folder", config, weights, formats)
-    made = make_step(checkpoint, "cuda", "native", "q8")  # the default
+    made = make_step(checkpoint, "cuda", "native", "fp8" if format == "fp8" else "q8")  # q8: the default
     length = first or 4 * PAGE
     each = -(-(length + WARM + STEPS + MORE) // PAGE)  # pages of a sequence
     arrays = [
@@ -217,7 +218,11 @@ def bind_engine(sizes: Sizes, batch: int, first: int, format: str) -> EngineStep
         config,
         length,
         [list(range(each * i, each * (i + 1))) for i in range(batch)],
-        sum(weights[name].numpy().nbytes for name in shapes if "embed" not in name),
+        sum(
+            weights[name].numpy().nbytes // (2 if format == "fp8" and name.startswith("layers.") else 1)
+            for name in shapes
+            if "embed" not in name
+        ),
         {"pools": arrays, "at": length, "tokens": np.arange(batch)},
     )
 
@@ -383,6 +388,7 @@ RUN: dict[str, Callable[[Sizes, int, int], dict[str, Any]]] = {
     "overlap": run_overlap,
     "wall": run_wall,
     "engine": run_engine,
+    "fp8": partial(run_engine, format="fp8"),
     **{format: partial(run_engine, format=format) for format in BLOCKS},
     **{f"{format}_products": partial(run_products, format=format) for format in BLOCKS},
 }

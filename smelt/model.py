@@ -107,7 +107,7 @@ def load(
     and all calls at once, with their results while they run (not the compiler, which is a process of its own). A model
     that needs more is refused before its weights are loaded, for the dynamic dimensions given in `sizes` (else 1). A
     call that needs more than is free waits for others to end; one that could never fit is refused before it runs. With
-    `precision="tf32"`, `"bf16"` or `"int8"` weight matmuls and convolutions round their operands (`passes.quantise`).
+    `precision="tf32"`, `"bf16"`, `"int8"` or `"fp8"` weight matmuls and convolutions round their operands.
     `tune` is a number of seconds for autotuning on random inputs; later loads use the schedules that were found.
     """
     check_precision(precision)

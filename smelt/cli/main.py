@@ -63,7 +63,7 @@ MemoryLimit = Annotated[
     typer.Option("--memory-limit", help="The most memory the model may take, calls included, e.g. 512MB or 2GiB."),
 ]
 Precision = Annotated[
-    str, typer.Option(help="f32; or tf32, bf16, int8: weight matmuls and convolutions on rounded operands.")
+    str, typer.Option(help="f32; or tf32, bf16, int8, fp8: weight matmuls and convolutions on rounded operands.")
 ]
 DeviceName = Annotated[str, typer.Option("--device", help="auto, or a device of `smelt devices`: cpu, cuda, cuda:1.")]
 EngineName = Annotated[str, typer.Option("--engine", help="auto, native, pjrt or reference.")]
@@ -314,7 +314,7 @@ def bench(
     static: StaticValues = None,
     engine: EngineName = "auto",
     precision: Annotated[
-        str | None, typer.Option(help="f32, tf32, bf16 or int8; for language models f32 or q8. Default: f32, or q8.")
+        str | None, typer.Option(help="f32, tf32, bf16, int8 or fp8; language models: f32 or q8. Default: f32, or q8.")
     ] = None,
     memory_limit: MemoryLimit = None,
     seconds: Annotated[float, typer.Option(help="About how long to measure.")] = 5.0,
@@ -483,7 +483,7 @@ def compile_model(
     static: StaticValues = None,
     sign: Annotated[Path | None, typer.Option(help="A file with an Ed25519 private key that signs the bundle.")] = None,
     precision: Annotated[
-        str | None, typer.Option(help="f32, tf32, bf16 or int8; for language models f32 or q8. Default: f32, or q8.")
+        str | None, typer.Option(help="f32, tf32, bf16, int8 or fp8; language models: f32 or q8. Default: f32, or q8.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -596,7 +596,9 @@ def serve(
     port: Annotated[int | None, typer.Option(help="The port; 0 takes a free one. Default: 8000.")] = None,
     grpc_port: Annotated[int | None, typer.Option(help="The port for gRPC. Default: no gRPC.")] = None,
     engine: Annotated[str | None, typer.Option(help="auto, native, pjrt or reference.")] = None,
-    precision: Annotated[str | None, typer.Option(help="f32, tf32, bf16, int8; for language models f32 or q8.")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="f32, tf32, bf16, int8, fp8; language models: f32, q8, fp8.")
+    ] = None,
     memory_limit: MemoryLimit = None,
     max_batch: Annotated[int | None, typer.Option(help="Most rows per call. Default: 32; 1: no batching.")] = None,
     max_delay_ms: Annotated[

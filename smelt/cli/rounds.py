@@ -29,7 +29,7 @@ from smelt.errors import SmeltError
 OURS = ("smelt", "jax")  # engines that run in smelt's own Python
 ENGINES = (*OURS, *peer.PEERS)
 # Relative to the output's scale.
-TOLERANCE = {"f32": 1e-3, "tf32": 1e-2, "bf16": 5e-2, "bf16_activations": 5e-2, "int8": 5e-2}
+TOLERANCE = {"f32": 1e-3, "tf32": 1e-2, "bf16": 5e-2, "bf16_activations": 5e-2, "int8": 5e-2, "fp8": 1e-1}
 CAN_STOP = hasattr(signal, "SIGSTOP")
 
 

@@ -163,7 +163,7 @@ def compile(
     `donate` names parameters whose buffers a call may reuse. `encode(*args)` converts the arguments of a call to the
     function's, `decode(results)` its results to the call's: for the user's own dataclasses. `precision="q8"` multiplies
     by block-quantised weights on activations that are rounded to 8 bits, 32 to a scale; `"bf16"` and `"tf32"` round the
-    operands of every f32 matmul.
+    operands of every f32 matmul, `"fp8"` those of weight matmuls, with scales.
 
     >>> from smelt.tensor import nn
     >>> executable = compile(nn.Linear(d=3, f=2, bias=False), "f32[b=B, d=3]", engine="reference")
