@@ -52,6 +52,7 @@ def bench(
     pythons: Sequence[str] = (),
     precision: str = "f32",
     original: Path | None = None,
+    device: str = "auto",
 ) -> None:
     check_precision(precision)
     inputs = _inputs(file, sizes, static, original, against)
@@ -59,7 +60,13 @@ def bench(
         threads=threads or processors(),
         seconds=seconds,
         solo=False,
-        ours={"engine": engine, "memory_limit": memory_limit, "sizes": parse_sizes(sizes), "precision": precision},
+        ours={
+            "device": device,
+            "engine": engine,
+            "precision": precision,
+            "memory_limit": memory_limit,
+            "sizes": parse_sizes(sizes),
+        },
         pythons=python_of(pythons),
         original=original,
     )

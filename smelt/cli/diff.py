@@ -63,6 +63,7 @@ def diff(
     seed: int,
     as_json: bool,
     static: Sequence[str] = (),
+    device: str = "auto",
 ) -> None:
     found = read_with_samples(file, sizes, static)
     with tempfile.TemporaryDirectory() as folder:
@@ -77,7 +78,7 @@ def diff(
             makers = _makers(shown)
             program, weights = onnx_reader.read(shown, values, found.shapes)
             inputs = draw_inputs(found, seed)
-        ours = model_of(program, weights, engine=engine)
+        ours = model_of(program, weights, device=device, engine=engine)
         left = ours.run(inputs)
         right = _other(against, shown, program, weights, inputs, values)
     pairs = [compare(name, makers.get(name, ""), left[name], right[name], tolerance) for name in left if name in right]

@@ -67,6 +67,13 @@ Precision = Annotated[
 ]
 DeviceName = Annotated[str, typer.Option("--device", help="auto, or a device of `smelt devices`: cpu, cuda, cuda:1.")]
 EngineName = Annotated[str, typer.Option("--engine", help="auto, native, pjrt or reference.")]
+ModelPrecision = Annotated[
+    str | None,
+    typer.Option("--precision", help="q8, f32, bf16, tf32 or fp8. Default: q8 on the native engine, else f32 or bf16."),
+]
+CacheType = Annotated[
+    str | None, typer.Option("--cache", help="Keys and values in f32, f16, bf16 or int8. Default: by the precision.")
+]
 
 
 # the sections of `smelt --help`
@@ -216,7 +223,10 @@ def generate(
     seed: Seed = 0,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text.")] = None,
     ignore_end: Annotated[bool, typer.Option("--ignore-end", help="Go on after the model's end tokens.")] = False,
+    device: DeviceName = "auto",
     engine: EngineName = "auto",
+    precision: ModelPrecision = None,
+    cache: CacheType = None,
     context: Context = None,
     memory_limit: MemoryLimit = None,
     as_json: AsJson = False,
@@ -225,7 +235,8 @@ def generate(
     if (prompt is None) == (not ids):
         raise typer.BadParameter('give either a prompt or --ids: smelt generate MODEL "Once upon"')
     asked = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
-    loading = {"engine": engine, "context": context, "memory_limit": memory_limit}
+    given = {"device": device, "engine": engine, "precision": precision, "cache": cache}
+    loading = {**given, "context": context, "memory_limit": memory_limit}
     more = {"max_tokens": max_tokens, "stop": tuple(stop or ()), "ignore_end": ignore_end}
     cli.generate.generate(model, prompt, ids, {**asked, **more}, loading, as_json)
 
@@ -244,13 +255,17 @@ def chat(
     top_p: TopP = 1.0,
     top_k: TopK = 0,
     seed: Seed = 0,
+    device: DeviceName = "auto",
     engine: EngineName = "auto",
+    precision: ModelPrecision = None,
+    cache: CacheType = None,
     context: Context = None,
     memory_limit: MemoryLimit = None,
 ) -> None:
     """Talk with a language model. /help lists the commands, Ctrl-C stops an answer, Ctrl-D ends."""
     asked = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed, "max_tokens": max_tokens}
-    loading = {"engine": engine, "context": context, "memory_limit": memory_limit}
+    given = {"device": device, "engine": engine, "precision": precision, "cache": cache}
+    loading = {**given, "context": context, "memory_limit": memory_limit}
     cli.chat.chat(model, system, asked, loading)
 
 
@@ -267,11 +282,12 @@ def embed(
     prompt: Annotated[
         str, typer.Option(help="The name of one of the model's own prompts, put before every text.")
     ] = "",
+    device: DeviceName = "auto",
     engine: EngineName = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Embed texts: with an encoder (BERT, RoBERTa, MiniLM), or the last layer of a decoder."""
-    cli.embed.embed(model, texts or [], output, {"engine": engine}, as_json, prompt)
+    cli.embed.embed(model, texts or [], output, {"device": device, "engine": engine}, as_json, prompt)
 
 
 @app.command(
@@ -312,9 +328,11 @@ def bench(
     ] = "",
     size: Sizes = None,
     static: StaticValues = None,
+    device: DeviceName = "auto",
     engine: EngineName = "auto",
     precision: Annotated[
-        str | None, typer.Option(help="f32, tf32, bf16, int8 or fp8; language models: f32 or q8. Default: f32, or q8.")
+        str | None,
+        typer.Option(help="f32, tf32, bf16, int8 or fp8; language models: as for chat. Default: f32; as for chat."),
     ] = None,
     memory_limit: MemoryLimit = None,
     seconds: Annotated[float, typer.Option(help="About how long to measure.")] = 5.0,
@@ -348,7 +366,7 @@ def bench(
         return
     peers = [name for name in against.split(",") if name]
     if cli.bench_language.is_language_model(file):
-        given = {"engine": engine, "precision": precision, "memory_limit": memory_limit}
+        given = {"device": device, "engine": engine, "precision": precision, "memory_limit": memory_limit}
         loading = {name: value for name, value in given.items() if value is not None}
         cli.bench_language.bench(file, peers, loading, seconds, threads, python or [], original, (prompt, new), as_json)
         return
@@ -365,6 +383,7 @@ def bench(
         python or [],
         precision or "f32",
         original,
+        device,
     )
 
 
@@ -520,6 +539,7 @@ def diff(
     against: Annotated[
         str, typer.Option(help="onnxruntime, or another engine of smelt: reference, native.")
     ] = "reference",
+    device: DeviceName = "auto",
     engine: EngineName = "auto",
     size: Sizes = None,
     static: StaticValues = None,
@@ -528,7 +548,7 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Compare every intermediate value with another engine's or a peer's. Exit code 1 if one differs."""
-    cli.diff.diff(file, against, engine, size or [], tolerance, seed, as_json, static or [])
+    cli.diff.diff(file, against, engine, size or [], tolerance, seed, as_json, static or [], device)
 
 
 class CheckFormat(StrEnum):
@@ -595,9 +615,12 @@ def serve(
     host: Annotated[str | None, typer.Option(help="The address to listen on. Default: 127.0.0.1.")] = None,
     port: Annotated[int | None, typer.Option(help="The port; 0 takes a free one. Default: 8000.")] = None,
     grpc_port: Annotated[int | None, typer.Option(help="The port for gRPC. Default: no gRPC.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="A device of `smelt devices`; others than cpu need --trusted. Default: auto.")
+    ] = None,
     engine: Annotated[str | None, typer.Option(help="auto, native, pjrt or reference.")] = None,
     precision: Annotated[
-        str | None, typer.Option(help="f32, tf32, bf16, int8, fp8; language models: f32, q8, fp8.")
+        str | None, typer.Option(help="f32, tf32, bf16, int8, fp8; language models: as for chat.")
     ] = None,
     memory_limit: MemoryLimit = None,
     max_batch: Annotated[int | None, typer.Option(help="Most rows per call. Default: 32; 1: no batching.")] = None,
@@ -626,7 +649,8 @@ def serve(
     flags = {"host": host, "port": port, "grpc_port": grpc_port, "admin": admin or None, "log": log}
     flags |= {"memory_budget": memory_budget, "workers": workers}
     flags["audit_log"] = None if audit_log is None else str(audit_log)
-    model = {"engine": engine, "precision": precision, "memory_limit": memory_limit, "timeout": timeout}
+    place = {"device": device, "engine": engine, "precision": precision}
+    model = {**place, "memory_limit": memory_limit, "timeout": timeout}
     queue = {"max_batch": max_batch, "max_delay_ms": max_delay_ms, "max_queue": max_queue, "trusted": trusted or None}
     cli.serve.serve(models or [], config, flags, {**model, **queue}, print_config)
 

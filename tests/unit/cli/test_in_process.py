@@ -49,18 +49,20 @@ CALLS: list[tuple[str, str, tuple[Any, ...], dict[str, Any]]] = [
         (
             Path("M"), "hello", "",
             {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "seed": 0, "max_tokens": 128, "stop": (), "ignore_end": False},
-            {"engine": "auto", "context": None, "memory_limit": None}, False,
+            {"device": "auto", "engine": "auto", **dict.fromkeys(("precision", "cache", "context", "memory_limit"))}, False,
         ),
         {},
     ),
     (
         "generate M --ids 1,2 --max-tokens 5 --temperature 0.5 --top-p 0.9 --top-k 3 --seed 4 --stop a --stop b "
-        "--ignore-end --engine native --context 77 --memory-limit 1GB --json",
+        "--ignore-end --device cuda --engine native --precision fp8 --cache bf16 --context 77 --memory-limit 1GB --json",
         "generate.generate",
         (
             Path("M"), None, "1,2",
             {"temperature": 0.5, "top_p": 0.9, "top_k": 3, "seed": 4, "max_tokens": 5, "stop": ("a", "b"), "ignore_end": True},
-            {"engine": "native", "context": 77, "memory_limit": "1GB"}, True,
+            {
+                "device": "cuda", "engine": "native", "precision": "fp8", "cache": "bf16", "context": 77, "memory_limit": "1GB",
+            }, True,
         ),
         {},
     ),
@@ -69,14 +71,14 @@ CALLS: list[tuple[str, str, tuple[Any, ...], dict[str, Any]]] = [
         "chat.chat",
         (
             Path("M"), "", {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "seed": 0, "max_tokens": 512},
-            {"engine": "auto", "context": None, "memory_limit": None},
+            {"device": "auto", "engine": "auto", **dict.fromkeys(("precision", "cache", "context", "memory_limit"))},
         ),
         {},
     ),
-    ("embed M a b", "embed.embed", (Path("M"), ["a", "b"], None, {"engine": "auto"}, False, ""), {}),
+    ("embed M a b", "embed.embed", (Path("M"), ["a", "b"], None, {"device": "auto", "engine": "auto"}, False, ""), {}),
     (
-        "embed M -o v.npy --prompt query --engine native --json",
-        "embed.embed", (Path("M"), [], Path("v.npy"), {"engine": "native"}, True, "query"), {},
+        "embed M -o v.npy --prompt query --device cuda:1 --engine native --json",
+        "embed.embed", (Path("M"), [], Path("v.npy"), {"device": "cuda:1", "engine": "native"}, True, "query"), {},
     ),
     ("quantise M -o q.gguf", "quantise.quantise", (Path("M"), Path("q.gguf"), "q4_0", None, {"engine": "auto"}, False), {}),
     (
@@ -116,13 +118,13 @@ CALLS: list[tuple[str, str, tuple[Any, ...], dict[str, Any]]] = [
         (
             [], None,
             dict.fromkeys(("host", "port", "grpc_port", "admin", "log", "memory_budget", "workers", "audit_log")),
-            dict.fromkeys(("engine", "precision", "memory_limit", "timeout", "max_batch", "max_delay_ms", "max_queue", "trusted")),
+            dict.fromkeys(("device", "engine", "precision", "memory_limit", "timeout", "max_batch", "max_delay_ms", "max_queue", "trusted")),
             False,
         ),
         {},
     ),
     (
-        "serve a b=c --config s.toml --host h --port 1 --grpc-port 2 --engine native --precision bf16 --memory-limit 1GB "
+        "serve a b=c --config s.toml --host h --port 1 --grpc-port 2 --device cuda --engine native --precision bf16 --memory-limit 1GB "
         "--max-batch 3 --max-delay-ms 0.5 --max-queue 4 --timeout 5 --trusted --workers 6 --memory-budget 2GB --admin "
         "--audit-log a.log --log json --print-config",
         "serve.serve",
@@ -130,7 +132,7 @@ CALLS: list[tuple[str, str, tuple[Any, ...], dict[str, Any]]] = [
             ["a", "b=c"], Path("s.toml"),
             {"host": "h", "port": 1, "grpc_port": 2, "admin": True, "log": "json", "memory_budget": "2GB", "workers": 6, "audit_log": "a.log"},
             {
-                "engine": "native", "precision": "bf16", "memory_limit": "1GB", "timeout": 5.0, "max_batch": 3,
+                "device": "cuda", "engine": "native", "precision": "bf16", "memory_limit": "1GB", "timeout": 5.0, "max_batch": 3,
                 "max_delay_ms": 0.5, "max_queue": 4, "trusted": True,
             },
             True,
@@ -157,12 +159,12 @@ def test_language_models_are_measured_by_their_own_bench(tmp_path: Path, monkeyp
     monkeypatch.setattr(cli.bench_language, "is_language_model", lambda file: True)
     monkeypatch.setattr(cli.bench_language, "bench", lambda *given: calls.append(given))
     assert RUNNER.invoke(app, ["bench", "M", "--against", "a,,b"]).exit_code == 0
-    line = "bench M --engine native --precision q8 --memory-limit 1GB --seconds 2 --threads 3 --python a=b --original o --prompt 4 --new 6 --json"
+    line = "bench M --device cuda --engine native --precision q8 --memory-limit 1GB --seconds 2 --threads 3 --python a=b --original o --prompt 4 --new 6 --json"
     assert RUNNER.invoke(app, line.split()).exit_code == 0
     assert calls == [
-        (Path("M"), ["a", "b"], {"engine": "auto"}, 5.0, None, [], None, (512, 128), False),
+        (Path("M"), ["a", "b"], {"device": "auto", "engine": "auto"}, 5.0, None, [], None, (512, 128), False),
         (
-            Path("M"), [], {"engine": "native", "precision": "q8", "memory_limit": "1GB"}, 2.0, 3, ["a=b"], Path("o"),
+            Path("M"), [], {"device": "cuda", "engine": "native", "precision": "q8", "memory_limit": "1GB"}, 2.0, 3, ["a=b"], Path("o"),
             (4, 6), True,
         ),
     ]  # fmt: skip
