@@ -159,6 +159,9 @@ TAKEN = [
     ("smelt.packed_block_dot", f"{ROWS} 1x1x2x288xui8", "1x2x9xf32", Q4_0),
     ("smelt.grouped_dot", "1x2x3xf32 5x1x3x4xf32 5xi32", "1x2x4xf32", F4),
     ("smelt.grouped_block_dot", f"{ROWS} 5x1x2x288xui8 5xi64", "1x2x9xf32", Q4_0),
+    ("smelt.round_rows", "3x0xf32", "3x0xf8E4M3FN 3xf32", TO_E4M3),
+    ("smelt.round_rows", "0x3xf32", "0x3xf8E4M3FN 0xf32", TO_E4M3),
+    ("smelt.round_rows", "3xf32", "3xf8E4M3FN f32", TO_E4M3),
     ("smelt.round_blocks", "1x0x32xf32", "1x0x32xi8 1x0x1xf32 1x0x2xf32", "group = 16 : i64, zero = 0 : i64"),
     *(
         lapack("dgehrd", "3x3xf64", "3x3xf64 2xf64 i32", "", f"low = {low} : i32, high = {high} : i32")[:4]
