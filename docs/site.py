@@ -34,7 +34,7 @@ SECTIONS = {
     "Reference": tuple(
         f"docs/{name}"
         for name in (
-            *("tensors", "models", "training", "llm", "engines", "bundles", "edge", "serving"),
+            *("tensors", "models", "training", "llm", "engines", "gpu", "bundles", "edge", "serving"),
             *("threat-model", "limits", "precision", "tuning"),
             *("performance", "onnx_operators", "environment", "api"),
         )
