@@ -61,15 +61,18 @@ class Checkpoint:
         see everything, experts multiply the tokens that chose them, and where blocks stay blocks, inputs are sorted if
         that is what it takes."""
         own = replace(self.config, own_pages=True)
-        config = self.config if own.sliding is None else own
-        mixed = any(layer.experts is not None for layer in config.layers)
-        found = replace(self, config=replace(config, grouped_experts=mixed))
+        found = replace(self, config=self.config if own.sliding is None else own).for_kernels()
         if precision != "q8" or not self.sorted:
             return found
         stored = {name: self.weights.find(name) for name in self.weights}
         stored |= {name: each for name, (each, _) in self.sorted.items()}
         formats = {**self.formats, **{name: form for name, (_, form) in self.sorted.items()}}
         return replace(found, weights=Weights(stored, self.weights.metadata, self.weights.source), formats=formats)
+
+    def for_kernels(self) -> Checkpoint:
+        """The same as kernels of our own compute it on any device: experts multiply the tokens that chose them."""
+        mixed = any(layer.experts is not None for layer in self.config.layers)
+        return replace(self, config=replace(self.config, grouped_experts=mixed))
 
     def with_cache(self, name: str) -> Checkpoint:
         """The same with another type of keys and values in memory."""

@@ -91,6 +91,8 @@ def load_checkpoint(
         )
     if on_processor:
         found = found.for_processor(precision)
+    elif mesh is None and find_platform(device, engine).engine.name == "native":
+        found = found.for_kernels()
     found = found.with_cache(cache or cache_type(found, precision, on_processor, device not in ("auto", "cpu")))
     wanted = choose_context(found.config, context)
     weights = _weight_bytes(found, precision, device)

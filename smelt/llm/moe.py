@@ -1,7 +1,7 @@
 """A mixture of experts as the MLP of a layer: a router chooses, the chosen experts' outputs are added up.
 
-On a CPU, tokens are sorted by expert and each expert multiplies its own tokens (grouped GEMM). Elsewhere every expert
-computes every token, and experts that were not chosen are weighted by zero.
+On the native engine, tokens are sorted by expert and each expert multiplies its own tokens (grouped GEMM). Elsewhere
+every expert computes every token, and experts that were not chosen are weighted by zero.
 """
 
 from __future__ import annotations

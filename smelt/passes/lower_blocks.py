@@ -142,11 +142,11 @@ def _reshape(b: Builder, value: Value, shape: Shape) -> Value:
 # ---- native ----
 
 
-def lower_blocks(edit: Edit, *, grouped: bool = True, any_zero: bool = True) -> int:
-    """Block products as kernels, with `grouped` those of ragged groups too, with `any_zero` of formats whose codes are
-    not centred; rows looked up in packed weights, or in a file's bytes."""
+def lower_blocks(edit: Edit, *, any_zero: bool = True) -> int:
+    """Block products as kernels, with `any_zero` of formats whose codes are not centred too; rows looked up in packed
+    weights, or in a file's bytes."""
     packed: dict[Value, tuple[Layout, Value]] = {}  # by the bytes that were packed
-    names = ("smelt.block_dot", *(("smelt.block_ragged_dot",) if grouped else ()))
+    names = "smelt.block_dot", "smelt.block_ragged_dot"
     products = [op for op in edit.ops() if _is_composite(op, *names) and (any_zero or _layout_of(op).is_centred)]
     for op in products:
         _replace(edit, op, _packed_dot(edit, op, packed))

@@ -1,9 +1,9 @@
 """Weight prepacking: GEMMs, convolutions and depthwise convolutions over packed B panels.
 
 `dot_general` and `convolution` become `smelt.packed_dot`, `smelt.packed_conv`, `smelt.winograd_conv` and
-`smelt.depthwise_conv`; a grouped GEMM (`chlo.ragged_dot`) becomes `smelt.grouped_dot` on a processor. Packing
-(`smelt.relayout`) is an op of its own before the GEMM, so `split_prepare` moves the packing of weights out of the run.
-Called by `pipeline`.
+`smelt.depthwise_conv`; a grouped GEMM (`chlo.ragged_dot`) becomes `smelt.grouped_dot`, on a GPU where weights are bf16.
+Packing (`smelt.relayout`) is an op of its own before the GEMM, so `split_prepare` moves the packing of weights out of
+the run. Called by `pipeline`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def pack_rules(width: int, *, simt: bool = False) -> list[Rule]:
         return _pack_convolution(m, width, packs, not simt)
 
     def ragged_dot(m: Match) -> Value | None:
-        return None if simt else _pack_ragged_dot(m, width, packs)
+        tensor_cores = str(_stored_narrow(m, m["y"]).shape.dtype) == "bf16"
+        return _pack_ragged_dot(m, width, packs) if tensor_cores or not simt else None
 
     return [
         Rule(op("stablehlo.dot_general", "x", "y"), dot, "a GEMM reads packed B panels"),

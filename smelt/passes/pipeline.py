@@ -138,8 +138,7 @@ def passes(
         return count + rewrite(edit, fp8_rules(fp8=FP8 in target.features, pairs=target.has_pairs))
 
     def blocks(edit: Edit) -> int:
-        # A GPU multiplies by decoded weights in ragged groups, and where codes are not centred.
-        count = lower_blocks(edit, grouped=not simt, any_zero=not simt)
+        count = lower_blocks(edit, any_zero=not simt)  # a GPU multiplies by decoded weights where codes are not centred
         count += common_subexpressions(edit) if count else 0  # products of the same rows round them once
         return count + (merge_block_dots(edit) if count and not simt else 0)
 

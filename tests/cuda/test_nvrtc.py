@@ -17,15 +17,18 @@ from smelt.device.cuda import TARGETS
 from smelt.engine.compile import emit_source, plan_program
 from smelt.engine.store import recompile, store_weights
 from smelt.errors import DeviceError, UnsupportedError
+from smelt.ir.blocks import BLOCKS
 from smelt.ir.core import Program
 from smelt.ir.text import parse
 from smelt.llm.draw import Draw, draw_tokens
 from smelt.model import read
+from smelt.passes.lower_blocks import round_activations
 from smelt.passes.quantise import with_precision
 from smelt.run.load import every_code
 from tests.conformance import native_cases
 from tests.property.models import MODELS
 from tests.property.problems import KINDS, draw
+from tests.unit.kernel.test_grouped import grouped_blocks
 
 pytestmark = pytest.mark.skipif(cuda_compile.missing() is not None, reason=str(cuda_compile.missing()))
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,6 +84,23 @@ def test_tf32_and_fp8_compile(machine: str) -> None:
     assert ("smelt_stream<smelt_fp8, " in "".join(files)) == (machine == "sm_90")
     for source in files:
         assert len(cuda_compile.compile_cuda(source, machine)) > 10_000
+
+
+@pytest.mark.parametrize("machine", ["sm_80", "sm_90"])
+def test_grouped_products_compile(machine: str) -> None:
+    dense = """func.func @main(%x: tensor<40x128xf32>, %w: tensor<5x128x96xbf16> {smelt.weight = "w"},
+    %s: tensor<5xi32>) -> tensor<40x96xf32> {
+  %0 = stablehlo.convert %w : (tensor<5x128x96xbf16>) -> tensor<5x128x96xf32>
+  %1 = "chlo.ragged_dot"(%x, %0, %s) <{ragged_dot_dimension_numbers = #chlo.ragged_dot<lhs_contracting_dimensions = [1],
+    rhs_contracting_dimensions = [1], lhs_ragged_dimensions = [0], rhs_group_dimensions = [0]>}>
+    : (tensor<40x128xf32>, tensor<5x128x96xf32>, tensor<5xi32>) -> tensor<40x96xf32>
+  return %1 : tensor<40x96xf32>
+}"""
+    programs = [parse(dense), round_activations(grouped_blocks(BLOCKS["q4_0"], 4, 64))]
+    *files, _ = emit_source([plan_program(program, TARGETS[machine]) for program in programs]).texts(1)
+    assert all(name in "".join(files) for name in ("smelt0_grouped_dot", "smelt1_grouped_block_dot"))
+    for text in files:
+        assert len(cuda_compile.compile_cuda(text, machine)) > 5_000
 
 
 def test_the_stablehlo_families_compile(suites: Path) -> None:

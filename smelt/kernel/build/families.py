@@ -19,6 +19,7 @@ from smelt.kernel.build import (
     gemm,
     gemm_simt,
     grouped,
+    grouped_simt,
     linalg,
     paged_attention,
     paged_attention_simt,
@@ -37,7 +38,7 @@ from smelt.kernel.loops.nest import PULLS
 
 FAMILIES = (
     *(elementwise, quantise, gather_scatter, reduce, window, select_and_scatter, scan, sort),
-    *(gemm_simt, conv_simt, blocks_simt, attention_simt, paged_attention_simt),
+    *(gemm_simt, conv_simt, blocks_simt, grouped_simt, attention_simt, paged_attention_simt),
     *(gemm, relayout, blocks, grouped, conv, depthwise, winograd, attention, paged_attention, linalg, fft, random),
 )
 
