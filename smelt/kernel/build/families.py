@@ -28,8 +28,10 @@ from smelt.kernel.build import (
     reduce,
     relayout,
     scan,
+    scan_simt,
     select_and_scatter,
     sort,
+    sort_simt,
     window,
     winograd,
 )
@@ -38,7 +40,7 @@ from smelt.kernel.loops.nest import PULLS
 
 FAMILIES = (
     *(elementwise, quantise, gather_scatter, reduce, window, select_and_scatter, scan, sort),
-    *(gemm_simt, conv_simt, blocks_simt, grouped_simt, attention_simt, paged_attention_simt),
+    *(gemm_simt, conv_simt, blocks_simt, grouped_simt, attention_simt, paged_attention_simt, sort_simt, scan_simt),
     *(gemm, relayout, blocks, grouped, conv, depthwise, winograd, attention, paged_attention, linalg, fft, random),
 )
 

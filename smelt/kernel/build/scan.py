@@ -5,11 +5,13 @@ Rows run in parallel; along a row the carries stay in registers. `passes.lower` 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from smelt.ir.core import Op
 from smelt.ir.ops.reduce import scan_counts
 from smelt.kernel.build.sinks import Output, sink
-from smelt.kernel.loops.grammar import Expr, Set, add, scale
-from smelt.kernel.loops.nest import Nest, flat, tensor, unsupported
+from smelt.kernel.loops.grammar import Expr, Set, Var, add, scale
+from smelt.kernel.loops.nest import Index, Nest, flat, tensor, unsupported
 from smelt.passes.lower import is_pointwise
 
 
@@ -26,13 +28,18 @@ def scan(nest: Nest, op: Op, output: Output) -> None:
         carries = [nest.declare(tensor(init).element, nest.pull(init, outer)) for init in op.operands[inputs:]]
         with nest.loop(length, "ordered") as step:
             at: Expr = add(scale(step, -1), length - 1) if op.attrs["is_reverse"] else step
-            index = (*outer[:dimension], at, *outer[dimension:])
-            items = [nest.pull(value, index) for value in op.operands[:inputs]]
-            made = nest.inline(body, [*items, *map(nest.keep, carries)])
-            held = [nest.keep(value) for value in made]
-            for target, value in zip(output.targets, held[:outputs], strict=False):
-                nest.store(target, flat(index, sizes), value)
-            for carry, value in zip(carries, held[outputs:], strict=True):
-                nest.emit(Set(carry, value))
+            step_through(nest, op, output, (*outer[:dimension], at, *outer[dimension:]), carries)
         for target, carry in zip(output.targets[outputs:], carries, strict=True):
             nest.store(target, flat(outer, around), nest.keep(carry))
+
+
+def step_through(nest: Nest, op: Op, output: Output, index: Index, carries: Sequence[Var]) -> None:
+    """Run the body of a scan on the elements at an index: store its outputs, and change the carries."""
+    body, (inputs, inits) = op.regions[0], scan_counts(op)
+    outputs = len(body.results) - inits
+    items = [nest.pull(value, index) for value in op.operands[:inputs]]
+    held = [nest.keep(value) for value in nest.inline(body, [*items, *map(nest.keep, carries)])]
+    for target, value in zip(output.targets, held[:outputs], strict=False):
+        nest.store(target, flat(index, tensor(op.operands[0]).sizes), value)
+    for carry, value in zip(carries, held[outputs:], strict=True):
+        nest.emit(Set(carry, value))

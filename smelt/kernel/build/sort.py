@@ -134,10 +134,7 @@ def top_k(nest: Nest, op: Op, output: Output) -> None:
     dim, kinds = shape.rank - 1, [shape.element, i32]
     length = shape.sizes[dim]
 
-    def before(a: Sequence[Expr], b: Sequence[Expr]) -> Expr:
-        order = "GT_TOTALORDER" if shape.element.is_float else "GT"
-        return nest.apply(order, a[0], b[0], dtype=i1)
-
+    before = order_of_top_k(nest, shape.element)
     if k <= INSERTED:
         _keep_largest(nest, op, output, before)
         return
@@ -152,6 +149,13 @@ def top_k(nest: Nest, op: Op, output: Output) -> None:
         with nest.loop(k) as at:
             for source, target, kind in zip(held, output.targets, kinds, strict=True):
                 nest.store(target, results(at), nest.read(nest.buffer(source), row(at), kind))
+
+
+def order_of_top_k(nest: Nest, element: DType) -> Before:
+    def before(a: Sequence[Expr], b: Sequence[Expr]) -> Expr:
+        return nest.apply("GT_TOTALORDER" if element.is_float else "GT", a[0], b[0], dtype=i1)
+
+    return before
 
 
 def _keep_largest(nest: Nest, op: Op, output: Output, before: Before) -> None:
