@@ -162,8 +162,8 @@ def _merge(edit: Edit, ops: list[Op], followed: list[_End]) -> None:
         if value not in copies:
             operands = [copy(each) for each in value.op.operands]
             regions = [clone_region(each, {}) for each in value.op.regions]
-            attrs = {**value.op.attrs, **({"regions": regions} if regions else {})}
-            copies[value] = build.op(value.op.name, *operands, result=value.type, **attrs).result
+            made = build.op(value.op.name, *operands, result=value.type, regions=regions, **value.op.attrs)
+            copies[value] = made.result
         return copies[value]
 
     each = [copy(edit.operands(op)[-1]) for op in ops]
