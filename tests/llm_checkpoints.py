@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import smelt.llm
-from smelt.dtype import Array
+from smelt.dtype import Array, dtype
 from smelt.llm.batch import Batch
 from smelt.llm.cache import Pool
 from smelt.read import safetensors
@@ -39,10 +39,12 @@ def weight(name: str, sizes: tuple[int, ...]) -> Array:
     return (even * np.float32(1.7 / math.sqrt(sizes[-1]))).astype(np.float32)
 
 
-def write_checkpoint(folder: Path, config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
+def write_checkpoint(
+    folder: Path, config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], element: str = "f32"
+) -> None:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(dict(config)))
-    arrays = {name: weight(name, sizes) for name, sizes in shapes.items()}
+    arrays = {name: weight(name, sizes).astype(dtype(element).numpy) for name, sizes in shapes.items()}
     safetensors.write(folder / "model.safetensors", arrays, {"format": "pt"})
 
 

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smelt.bundle.write import source_record
-from smelt.dtype import DType, i32
+from smelt.dtype import DType, bf16, i32
 from smelt.errors import FileError, ParseError, UnsupportedError
 from smelt.ir.blocks import Block
-from smelt.llm.config import CACHES, Config
+from smelt.llm.config import CACHES, EXPERTS, Config
 from smelt.llm.families import is_encoder, read_config, token_ids
 from smelt.llm.gguf_config import config_of
 from smelt.llm.names import canonical, drop_zero_biases, stacked_names, untie
@@ -61,7 +61,7 @@ class Checkpoint:
         see everything, experts multiply the tokens that chose them, and where blocks stay blocks, inputs are sorted if
         that is what it takes."""
         own = replace(self.config, own_pages=True)
-        found = replace(self, config=self.config if own.sliding is None else own).for_kernels()
+        found = replace(self, config=self.config if own.sliding is None else own)._with_grouped_experts()
         if precision != "q8" or not self.sorted:
             return found
         stored = {name: self.weights.find(name) for name in self.weights}
@@ -69,8 +69,15 @@ class Checkpoint:
         formats = {**self.formats, **{name: form for name, (_, form) in self.sorted.items()}}
         return replace(found, weights=Weights(stored, self.weights.metadata, self.weights.source), formats=formats)
 
-    def for_kernels(self) -> Checkpoint:
-        """The same as kernels of our own compute it on any device: experts multiply the tokens that chose them."""
+    def for_gpu(self, precision: str) -> Checkpoint:
+        """The same as the native engine computes it on a GPU: experts multiply the tokens that chose them where there
+        is a grouped GEMM, by bf16 and by weights that stay in blocks."""
+        kept = precision in ("q8", "fp8")
+        experts = [form for name, form in self.formats.items() if name.endswith(EXPERTS)]
+        grouped = all(form == bf16 or (kept and isinstance(form, Block)) for form in experts)
+        return self._with_grouped_experts() if grouped else self
+
+    def _with_grouped_experts(self) -> Checkpoint:
         mixed = any(layer.experts is not None for layer in self.config.layers)
         return replace(self, config=replace(self.config, grouped_experts=mixed))
 

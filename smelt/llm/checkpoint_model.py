@@ -17,7 +17,7 @@ from smelt.llm import step_cache
 from smelt.llm.batch import CHUNK, Stepping
 from smelt.llm.cache import SEQUENCES, Pool, cache_bytes
 from smelt.llm.checkpoint import Checkpoint
-from smelt.llm.config import PAGE, TABLES
+from smelt.llm.config import EXPERTS, PAGE
 from smelt.llm.engine import Engine
 from smelt.llm.language_model import LanguageModel
 from smelt.llm.memory import check_memory, check_sequences, choose_context, limit_sequences, plan_pages
@@ -92,7 +92,7 @@ def load_checkpoint(
     if on_processor:
         found = found.for_processor(precision)
     elif mesh is None and find_platform(device, engine).engine.name == "native":
-        found = found.for_kernels()
+        found = found.for_gpu(precision)
     found = found.with_cache(cache or cache_type(found, precision, on_processor, device not in ("auto", "cpu")))
     wanted = choose_context(found.config, context)
     weights = _weight_bytes(found, precision, device)
@@ -158,14 +158,18 @@ def cache_type(checkpoint: Checkpoint, precision: str, on_processor: bool = True
 
 
 def _weight_bytes(checkpoint: Checkpoint, precision: str, device: str) -> int:
-    """With "q8" and "fp8" blocks stay about as large as they are stored. fp8 takes a byte where the device multiplies
-    it, but for rows that are looked up; elsewhere it is widened."""
+    """With "q8" and "fp8" blocks stay about as large as they are stored. The matrices of layers, but for experts, take
+    a byte in fp8 where the device multiplies it; elsewhere it is widened."""
     kept = precision in ("q8", "fp8")
     narrow = precision == "fp8" and FP8 in find_device(device).target().features
     wide = 2 if precision == "bf16" else 4
+
+    def is_fp8(name: str) -> bool:
+        return narrow and name.startswith("layers.") and not name.endswith(EXPERTS)
+
     return sum(
         checkpoint.weights.find(name).nbytes
         if kept and isinstance(checkpoint.formats.get(name), Block)
-        else (1 if narrow and name not in TABLES else wide) * checkpoint.elements(name)
+        else (1 if is_fp8(name) else wide) * checkpoint.elements(name)
         for name in checkpoint.weights
     )

@@ -15,7 +15,7 @@ from smelt.layout import SCALES, WORD
 PAGE = 64  # positions of a page of the KV cache
 LONG = 1 << 30  # a step's position is this much greater where the token's sequence has the frequencies `Rope.long`
 CACHES = {"f32": f32, "f16": f16, "bf16": bf16, "int8": i8}  # types of keys and values in memory
-TABLES = ("embed.weight", "positions.weight")  # weights whose rows are looked up
+EXPERTS = "_experts.weight"  # the end of the names of stacked matrices
 MAX_LAYERS = 10_000
 MAX_SIZE = 1 << 24  # of a width, a vocabulary, a number of heads
 

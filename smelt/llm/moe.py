@@ -1,7 +1,8 @@
 """A mixture of experts as the MLP of a layer: a router chooses, the chosen experts' outputs are added up.
 
-On the native engine, tokens are sorted by expert and each expert multiplies its own tokens (grouped GEMM). Elsewhere
-every expert computes every token, and experts that were not chosen are weighted by zero.
+Where the device has a grouped GEMM for the weights (`checkpoint`), tokens are sorted by expert and each expert
+multiplies its own tokens. Elsewhere every expert computes every token, and those that were not chosen are weighted by
+zero.
 """
 
 from __future__ import annotations
@@ -51,6 +52,6 @@ class Mixture(Model):
         return (made.take(back, "r") * weights).sum("n")
 
     def _multiply_all(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        gate, up = (x.dot(each.dense(), "d") for each in (self.gate_experts, self.up_experts))
+        gate, up = (x.dot(each.dense(), "d", precision="high") for each in (self.gate_experts, self.up_experts))
         shares = (chosen.one_hot(self._experts.count, "e") * weights).sum("n")  # 0 for those that were not chosen
-        return (self._activation(gate) * up * shares).dot(self.down_experts.dense(), "e f")
+        return (self._activation(gate) * up * shares).dot(self.down_experts.dense(), "e f", precision="high")

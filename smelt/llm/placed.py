@@ -18,7 +18,6 @@ from smelt.errors import RunError
 from smelt.ir.blocks import Block
 from smelt.ir.core import Program
 from smelt.llm.checkpoint import Checkpoint
-from smelt.llm.config import TABLES
 from smelt.llm.decoder import Decoder
 from smelt.llm.layers import Formats, Transposed
 from smelt.mesh import Mesh
@@ -31,6 +30,7 @@ from smelt.tensor.ops.elementwise import cast
 from smelt.tensor.ops.move import concatenate, named, permute
 from smelt.weights import Stored, Weights
 
+TABLES = ("embed.weight", "positions.weight")  # rows are looked up
 MERGED = {"attn.qkv": ("attn.q", "attn.k", "attn.v"), "mlp.gate_up": ("mlp.gate", "mlp.up")}  # of the same rows
 
 

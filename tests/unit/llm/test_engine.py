@@ -102,6 +102,12 @@ def test_matmuls_in_fp8(folder: Path, model: LanguageModel) -> None:
         smelt.llm.load(folder, engine="pjrt", precision="fp8")
 
 
+def test_unknown_precisions_of_a_product_are_refused() -> None:
+    x, w = smelt.symbolic("f32[s=S, d=8]"), smelt.symbolic("f32[f=4, d=8]")
+    with pytest.raises(SmeltError, match="one of 'default', 'high', 'highest', not 'most'"):
+        x.dot(w, "d", precision="most")  # type: ignore[arg-type]
+
+
 def test_a_device_decodes_in_runs_that_end_where_others_wait(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers of different lengths, over the ends of pages, with a stop in the middle, are those of steps over pages;
     what a run wrote is found in pages, by those that go on."""
