@@ -59,6 +59,8 @@ def op_operations(op: Op, program: Program) -> Size:
         case "reduce" | "reduce_window" | "select_and_scatter" | "map" | "scatter" | "sort":
             window = product(op.attrs.get("window_dimensions") or (1,))
             return _count(op.operands[0].type) * window * maximum(1, sum(inside, start=0))
+        case "scan":
+            return op.operands[0].shape.sizes[op.attrs["dimension"]] * sum(inside, start=0)
         case "while":
             return sum(inside, start=0)
         case "if" | "case":

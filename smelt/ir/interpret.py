@@ -76,7 +76,7 @@ class _Plan(Frozen):
     """For each op of a region: how it is evaluated, and the values that no later op uses."""
 
     steps: tuple[tuple[Op, Any, bool, tuple[Value, ...]], ...]
-    elementwise: bool
+    elementwise: bool  # all values have one shape; each op makes one, element by element
     symbolic: bool  # some argument's size is a symbol
     checks: Mapping[Op, tuple[Check, ...]]  # what ops ask of sizes
 
@@ -118,6 +118,9 @@ class Frame:
             ):
                 result[lane] = value
         return results
+
+    def is_elementwise(self, region: Region) -> bool:
+        return self._plan(region).elementwise
 
     def call(self, region: Region, *args: Any) -> tuple[Any, ...]:
         """Run a region once; nothing inside may wait for another process."""
@@ -282,13 +285,12 @@ def _plan_region(region: Region) -> _Plan:
         row = OPS[op.name]
         steps.append((op, row.evaluate, inspect.isgeneratorfunction(row.evaluate), dead))
     steps.reverse()
-    scalar = all(isinstance(value.type, Shape) and value.type.rank == 0 for value in (*region.args, *region.results))
-    simple = all(
-        OPS[op.name].elementwise and len(op.results) == 1 and op.results[0].shape.rank == 0 for op in region.ops
-    )
+    types = [value.type for value in (*region.args, *region.results, *(r for op in region.ops for r in op.results))]
+    shapes = {each.sizes if isinstance(each, Shape) else None for each in types}
+    simple = all(OPS[op.name].elementwise and len(op.results) == 1 for op in region.ops)
     symbolic = [op for op in region.ops if _symbols((*op.operands, *op.results))]
     checks = {op: size_checks(op) for op in symbolic}
-    return _Plan(tuple(steps), scalar and simple, bool(_symbols(region.args)), checks)
+    return _Plan(tuple(steps), simple and None not in shapes and len(shapes) <= 1, bool(_symbols(region.args)), checks)
 
 
 def _symbols(values: Sequence[Value]) -> frozenset[str]:

@@ -18,7 +18,7 @@ from smelt.ir.clone import clone_region, remake_op, substitution
 from smelt.ir.core import Func, FuncType, Op, Region, Type, Value, walk
 from smelt.ir.ops import OPS
 from smelt.ir.ops.definition import Scope
-from smelt.ir.ops.signature import bare_symbol
+from smelt.ir.ops.signature import bare_symbol, solve_multiple
 from smelt.shape import Shape
 
 
@@ -270,13 +270,18 @@ def symbols_of(func: Func) -> frozenset[str]:
 def symbols_at(callee: Func, operands: Sequence[Value], call: Op, scope: Scope) -> dict[str, Size]:
     """The callee's symbols at this call: sizes of the operands, symbols of the call's results, or fresh symbols."""
     known: dict[str, Size] = {}
+    others: list[tuple[Size, Size]] = []
     pairs = list(zip(callee.args, operands, strict=True)) + list(zip(callee.results, call.results, strict=True))
     for have, want in pairs:
         if isinstance(have.type, Shape) and isinstance(want.type, Shape):
             for size, actual in zip(have.type.sizes, want.type.sizes, strict=True):
                 name = bare_symbol(size)
-                if name is not None and name not in known:
+                if name is None:
+                    others.append((size, actual))
+                elif name not in known:
                     known[name] = actual
+    for size, actual in others:
+        known.update(filter(None, [solve_multiple(size, actual, known)]))
     for name in sorted(symbols_of(callee) - set(known)):
         known[name] = scope.new_symbol()
     return known

@@ -14,6 +14,8 @@ from typing import TypeAlias
 from smelt.dim import product, symbol, symbols
 from smelt.ir.core import Func, Op, Value, walk
 from smelt.ir.ops import OPS
+from smelt.ir.ops.reduce import scan_counts
+from smelt.passes.lower import is_pointwise
 from smelt.passes.padding import multiple
 from smelt.passes.split_prepare import WEIGHT
 from smelt.shape import Shape
@@ -205,6 +207,21 @@ def _across(attribute: str) -> Rule:
     return rule
 
 
+def _scan(op: Op, rows: Rows) -> int | None:
+    """Rows that are not along the scanned dimension stay apart: the body is elementwise."""
+    if not is_pointwise(op.regions[0]):
+        raise _MixingError("its body is not elementwise")
+    inputs, _ = scan_counts(op)
+    dimension = op.attrs["dimension"]
+    found = {rows[value] for value in op.operands[:inputs]}
+    for value in op.operands[inputs:]:  # a carry has no scanned dimension
+        at = rows[value]
+        found.add(None if at is None else at + (at >= dimension))
+    if _same(found) == dimension:
+        raise _MixingError("it works across the rows")
+    return ANY  # each result has its own axis of rows
+
+
 def _slice(op: Op, rows: Rows) -> int | None:
     """Its limits are numbers, so that it cuts a dynamic axis."""
     if rows[op.operands[0]] is not None:
@@ -290,6 +307,7 @@ _RULES: dict[str, Rule] = {
     "stablehlo.reverse": _across("dimensions"),
     "stablehlo.concatenate": _across("dimension"),
     "stablehlo.sort": _across("dimension"),
+    "chlo.scan": _scan,
     "stablehlo.slice": _slice,
     "stablehlo.pad": _pad,
     "stablehlo.dot_general": _dot,

@@ -283,6 +283,8 @@ def _scan_as_loop(m: Match) -> Values:
     operands = _operands(m)
     outputs = len(body.results) - inits
     b, counter = m.build, Shape("i32")
+    if operands[0].shape.sizes[dimension] == 0:
+        return [*(b.full(0, value.shape) for value in m.op.results[:outputs]), *operands[inputs:]]
     length = b.convert(b.get_dimension_size(operands[0], dimension=dimension), result=counter)
     carried = [
         b.constant(0, i32),
@@ -307,6 +309,142 @@ def _scan_as_loop(m: Match) -> Values:
         r.result(r.add(step, r.constant(1, i32)), *written, *results[outputs:])
     loop = b.op("stablehlo.while", *carried, regions=[condition.body, r.body])
     return loop.results[1:]
+
+
+REDUCTIONS = frozenset(("add", "multiply", "maximum", "minimum", "and", "or", "xor"))
+
+
+def running_reduction(op: Op) -> tuple[str, int] | None:
+    """The function by which each element of an input changes the only carry, and the number of that input. Not for
+    narrow floats and complex numbers: totals of parts would be rounded far from them."""
+    body, (inputs, inits) = op.regions[0], scan_counts(op)
+    if inits != 1 or not is_pointwise(body):
+        return None
+    maker, carry = body.results[-1].op, body.args[inputs]
+    if maker is None or maker.name.removeprefix("stablehlo.") not in REDUCTIONS or len(maker.operands) != 2:
+        return None
+    one, other = maker.operands if maker.operands[1] is carry else maker.operands[::-1]
+    element = carry.shape.element
+    narrow = element.is_complex or (element.is_float and element.bits < 32)
+    if other is not carry or one not in body.args[:inputs] or narrow:
+        return None
+    return maker.name.removeprefix("stablehlo."), body.args.index(one)
+
+
+def _scan_in_parts(m: Match) -> Values:
+    """A running sum, maximum or the like over a known number of elements: totals of pairs, of pairs of pairs, and so
+    on, each on all rows at once. The work is linear, the number of ops logarithmic. One over sizes that are not known
+    yet stays as it is."""
+    found, operands, dimension = running_reduction(m.op), _operands(m), m.op.attrs["dimension"]
+    if found is None or operands[0].shape.sizes[dimension] == 0:
+        return _scan_as_loop(m)
+    item = operands[found[1]]
+    if not item.shape.is_static:
+        return None
+    b, init, back = m.build, operands[-1], m.op.attrs["is_reverse"]
+    length = item.shape.numbers()[dimension]
+    first = b.reshape(init, result=_resize(item, dimension, 1))
+    if back:
+        item = b.reverse(item, dimensions=(dimension,))
+    totals = _totals(b, found[0], b.concatenate(first, item, dimension=dimension), dimension)
+    before = _cut(b, totals, dimension, 0, length)
+    if back:
+        before = b.reverse(before, dimensions=(dimension,))
+    last = b.reshape(_cut(b, totals, dimension, length, length + 1), result=init.shape)
+    return [*_run_on_all_rows(b, m.op, [*operands[:-1], before]), last]
+
+
+def _totals(b: Builder, function: str, x: Value, dimension: int) -> Value:
+    """Every element combined with all before it."""
+    length = x.shape.numbers()[dimension]
+    if length < 2:
+        return x
+    half = length // 2
+    pairs = b.op(
+        f"stablehlo.{function}",
+        _cut(b, x, dimension, 0, 2 * half, 2),
+        _cut(b, x, dimension, 1, 2 * half, 2),
+    ).result
+    odd = _totals(b, function, pairs, dimension)  # of the elements 1, 3, 5 …
+    even = _cut(b, x, dimension, 0, 1)  # of the elements 0, 2, 4 …
+    if length > 2:
+        rest = _cut(b, x, dimension, 2, length, 2)
+        known = _cut(b, odd, dimension, 0, rest.shape.numbers()[dimension])
+        even = b.concatenate(even, b.op(f"stablehlo.{function}", known, rest).result, dimension=dimension)
+    sizes = list(x.shape.sizes)
+    sizes[dimension : dimension + 1] = [half, 1]
+    one = Shape.of(x.shape.dtype, sizes)
+    columns = [b.reshape(each, result=one) for each in (_cut(b, even, dimension, 0, half), odd)]
+    woven = b.reshape(b.concatenate(*columns, dimension=dimension + 1), result=_resize(x, dimension, 2 * half))
+    if length % 2:
+        woven = b.concatenate(woven, _cut(b, even, dimension, half, half + 1), dimension=dimension)
+    return woven
+
+
+def _cut(b: Builder, x: Value, dimension: int, start: int, limit: int, stride: int = 1) -> Value:
+    sizes = x.shape.numbers()
+    starts, limits, strides = [0] * len(sizes), list(sizes), [1] * len(sizes)
+    starts[dimension], limits[dimension], strides[dimension] = start, limit, stride
+    return b.slice(x, start_indices=tuple(starts), limit_indices=tuple(limits), strides=tuple(strides))
+
+
+def _resize(x: Value, dimension: int, size: Size) -> Shape:
+    return x.shape.with_sizes(size if d == dimension else each for d, each in enumerate(x.shape.sizes))
+
+
+def _run_on_all_rows(b: Builder, op: Op, operands: Sequence[Value]) -> list[Value]:
+    """The outputs of a scan with an elementwise body, from its inputs and the carry before each element."""
+    body = op.regions[0]
+    row, sizes = body.args[0].shape.sizes, operands[0].shape.sizes
+    values = dict(zip(body.args, operands, strict=True))
+    for each in body.ops:
+        shape = each.result.shape
+        result = shape.with_sizes(sizes) if shape.sizes == row else shape
+        if each.name in ("stablehlo.constant", "chlo.constant"):
+            values[each.result] = b.full(each.attrs["value"].array.reshape(-1)[0].item(), result)
+        elif each.name == "stablehlo.broadcast_in_dim":
+            given = values[each.operands[0]]
+            axes = tuple(range(given.shape.rank))
+            values[each.result] = b.broadcast_in_dim(given, broadcast_dimensions=axes, result=result)
+        else:
+            made = b.op(each.name, *(values[value] for value in each.operands), result=result, **each.attrs)
+            values[each.result] = made.result
+    return [values[value] for value in body.results[: len(op.results) - 1]]
+
+
+def _scan_for_onnx(m: Match) -> Values:
+    """What CumSum computes stays a scan, of the sums before each element; `is_cumulative_sum` knows it again. Other
+    running reductions over dynamic dimensions stay as they are, too: they are Loop."""
+    found, operands, dimension = running_reduction(m.op), _operands(m), m.op.attrs["dimension"]
+    is_sum = found is not None and found[0] == "add" and operands[-1].shape.element.kind != "bool"
+    if found is None or not is_sum or not _is_zero(m.edit, operands[-1]):
+        return _scan_in_parts(m)
+    last = m.edit.is_used(m.op.results[-1])
+    if is_cumulative_sum(m.op) and not last:
+        return None
+    b, item, init = m.build, operands[found[1]], operands[-1]
+    with b.region(init.type, init.type) as r:
+        r.result(r.args[1], r.add(r.args[1], r.args[0]))
+    attrs = {"dimension": dimension, "is_reverse": m.op.attrs["is_reverse"]}
+    before = b.op("chlo.scan", item, init, regions=[r.body], **attrs).results[0]
+    total = b.reduce_by("add", item, 0, [dimension]) if last else init
+    return [*_run_on_all_rows(b, m.op, [*operands[:-1], before]), total]
+
+
+def is_cumulative_sum(op: Op) -> bool:
+    """Whether the only output of a scan is the sum of the elements before each one."""
+    body = op.regions[0]
+    added = body.ops[0] if len(body.ops) == 1 and len(body.args) == 2 else None
+    if added is None or added.name != "stablehlo.add" or set(added.operands) != set(body.args):
+        return False
+    return body.results == (body.args[1], added.result)
+
+
+def _is_zero(edit: Edit, value: Value) -> bool:
+    maker = edit.maker(value)
+    while maker is not None and maker.name in ("stablehlo.broadcast_in_dim", "stablehlo.dynamic_broadcast_in_dim"):
+        maker = edit.maker(edit.operands(maker)[0])
+    return maker is not None and maker.name == "stablehlo.constant" and not np.any(maker.attrs["value"].array)
 
 
 def _checked_scan(m: Match) -> Values:
@@ -362,7 +500,8 @@ ON_ONE_DEVICE = [
     Rule(op("sdy.sharding_group"), _nothing, "one process holds all of a tensor"),
 ]
 
-SCANS = [Rule(op("chlo.scan"), _scan_as_loop, "a scan is a loop over slices")]
+SCANS = [Rule(op("chlo.scan"), _scan_in_parts, "a running reduction is one of parts, another scan a loop over slices")]
+SCANS_FOR_ONNX = [Rule(op("chlo.scan"), _scan_for_onnx, "a running sum is CumSum")]
 CHECKED_SCANS = [Rule(op("chlo.scan"), _checked_scan, "a loop can carry what its checks found")]
 
 LOWER = [

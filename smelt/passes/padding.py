@@ -12,6 +12,8 @@ from typing import Any
 from smelt.dim import Size, divide_exact, product, symbol, symbols
 from smelt.ir.core import Func, Op, Region, Value, walk
 from smelt.ir.ops import OPS
+from smelt.ir.ops.reduce import scan_counts
+from smelt.passes.lower import is_pointwise
 from smelt.shape import Shape
 
 
@@ -138,6 +140,13 @@ def _sort(op: Op, name: str) -> str | None:
     return _along("dimension")(op, name)
 
 
+def _scan(op: Op, name: str) -> str | None:
+    if not is_pointwise(op.regions[0]):
+        return "its body is not elementwise"
+    along = any(op.attrs["dimension"] in _axes(value, name) for value in op.operands[: scan_counts(op)[0]])
+    return f"it works across the axis of {name}" if along else None
+
+
 def _slice(op: Op, name: str) -> str | None:
     """The limits of a slice are numbers, so it always cuts a dynamic dimension."""
     return f"it cuts the axis of {name}" if _axes(op.operands[0], name) else None
@@ -204,6 +213,7 @@ _RULES: dict[str, Callable[[Op, str], str | None]] = {
     "stablehlo.reverse": _along("dimensions"),
     "stablehlo.concatenate": _along("dimension"),
     "stablehlo.sort": _sort,
+    "chlo.scan": _scan,
     "stablehlo.slice": _slice,
     "stablehlo.pad": _pad,
     "stablehlo.dot_general": _dot,

@@ -30,6 +30,7 @@ from smelt.passes.inline import inline
 from smelt.passes.join_processes import join_processes
 from smelt.shape import Shape
 from smelt.target import Target
+from tests.cuda.emulated import find_name
 
 
 class Comparison(NamedTuple):
@@ -184,11 +185,7 @@ def suite_target() -> Target | None:
 
     `emulated` is the device `cuda` in the emulator of tests/cuda.
     """
-    name = os.environ.get("SUITE_DEVICE", "")
-    if name == "emulated":
-        from tests.cuda.emulated import register
-
-        return register().target()
+    name = find_name(os.environ.get("SUITE_DEVICE", ""))
     return find_device(name).target() if name else None
 
 

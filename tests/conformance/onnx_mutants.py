@@ -1,10 +1,12 @@
 """Mutants of the official ONNX node cases, on smelt against two implementations that agree with each other.
 
-    python tests/conformance/onnx_mutants.py [--filter OP] [--count N] [--seed S] [--engine E] [--json FILE] [--jobs N]
+    python tests/conformance/onnx_mutants.py [--filter OP,OP] [--count N] [--seed S] [--engine E] [--device D]
+        [--json FILE] [--jobs N]
 
 A mutant is an official case with other sizes, attributes, element types, versions or parameters. What counts as right
 is what ONNX's own evaluator and onnxruntime both give; a mutant on which they differ, or which one of them refuses, is
-skipped. smelt runs it with fixed sizes, and with every size of every input a symbol, at two sizes each.
+skipped. smelt runs it with fixed sizes, and with every size of every input a symbol, at two sizes each. `--device cuda`
+or `emulated` runs the native engine there; a mutant that is not right there runs on the processor, too.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +37,9 @@ from onnx import TensorProto, helper, numpy_helper
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-SECONDS = 60  # for one mutant
+from tests.cuda.emulated import find_name  # noqa: E402  the scripts' own folder comes first
+
+SECONDS, ELSEWHERE = 60, 300  # for one mutant: on the processor, on another device (the emulator is slow)
 MOST = 20_000  # elements of an input
 SIZES = (0, 1, 1, 2, 3, 3, 4, 5, 6, 7, 8, 9, 13, 17)
 NEWEST = 24  # the newest version that onnxruntime knows well
@@ -106,6 +111,7 @@ class Outcome:
     variant: str = ""
     detail: str = ""
     mutant: str = ""
+    processor: str = ""  # its status on the processor, where another device is not right
 
 
 # ---- seeds ----
@@ -147,7 +153,8 @@ class Pool:
     """Seeds by operator, and the attribute values that an operator's cases use between them."""
 
     def __init__(self, text: str = "") -> None:
-        every = [seed for seed in seeds() if not text or seed.node.op_type == text or text in seed.name]
+        texts = text.split(",")
+        every = [seed for seed in seeds() if any(seed.node.op_type == each or each in seed.name for each in texts)]
         self.by_op: dict[str, list[Seed]] = {}
         self.attributes: dict[tuple[str, str], list[Any]] = {}
         for seed in every:
@@ -539,26 +546,32 @@ def differ(found: Any, want: Any) -> str | None:
 # ---- smelt ----
 
 
-def examine(index: int, mutant: Mutant, folder: Path, engine: str) -> Outcome:
+def examine(index: int, mutant: Mutant, folder: Path, engine: str, device: str = "cpu") -> Outcome:
     """One mutant, in every variant; the first that is not right decides."""
-    from smelt.errors import SmeltError, UnsupportedError
-
-    op = mutant.node.op_type
     wanted: list[list[Any]] = []
     try:
         for inputs in mutant.inputs:
             wanted.append(oracle(mutant, inputs))
     except SkipError as skip:
         if not wanted:
-            return Outcome(index, op, "skipped", detail=str(skip))
+            return Outcome(index, mutant.node.op_type, "skipped", detail=str(skip))
         mutant.inputs = mutant.inputs[: len(wanted)]
     mutant.types = [helper.np_dtype_to_tensor_dtype(each.dtype) for each in wanted[0]]
-    for variant, models in variants(mutant):
+    outcome = judge(index, mutant, wanted, folder, engine, device)
+    if device == "cpu" or outcome.status == "agree":
+        return outcome
+    return replace(outcome, processor=judge(index, mutant, wanted, folder, engine, "cpu").status)
+
+
+def judge(index: int, mutant: Mutant, wanted: list[list[Any]], folder: Path, engine: str, device: str) -> Outcome:
+    from smelt.errors import SmeltError, UnsupportedError
+
+    op = mutant.node.op_type
+    for variant, model, calls in variants(mutant):
         try:
-            for inputs, want, model in zip(mutant.inputs, wanted, models, strict=True):
-                difference = compare(model, mutant, inputs, want, folder, engine)
-                if difference:
-                    return Outcome(index, op, "wrong", variant, difference, mutant.describe())
+            difference = compare(model, mutant, calls, wanted, folder, engine, device)
+            if difference:
+                return Outcome(index, op, "wrong", variant, difference, mutant.describe())
         except UnsupportedError as error:
             return Outcome(index, op, "refused", variant, _short(error), mutant.describe())
         except SmeltError as error:
@@ -568,25 +581,30 @@ def examine(index: int, mutant: Mutant, folder: Path, engine: str) -> Outcome:
     return Outcome(index, op, "agree")
 
 
-def variants(mutant: Mutant) -> Iterator[tuple[str, list[Any]]]:
-    """Fixed sizes, a model for each; then symbols, one model for all."""
-    yield "static", [mutant.model(inputs, symbolic=False) for inputs in mutant.inputs]
-    yield "dynamic", [mutant.model(mutant.inputs[0], symbolic=True)] * len(mutant.inputs)
+def variants(mutant: Mutant) -> Iterator[tuple[str, Any, list[int]]]:
+    """Fixed sizes, a model for each; then symbols, one model for all. With each the inputs of its calls, by number."""
+    for i, inputs in enumerate(mutant.inputs):
+        yield "static", mutant.model(inputs, symbolic=False), [i]
+    places = [*range(len(mutant.inputs))]
+    yield "dynamic", mutant.model(mutant.inputs[0], symbolic=True), [*places, *places[1:], 0, 0]
 
 
-def compare(model: Any, mutant: Mutant, inputs: Arrays, want: list[Any], folder: Path, engine: str) -> str | None:
+def compare(
+    model: Any, mutant: Mutant, calls: list[int], wanted: list[list[Any]], folder: Path, engine: str, device: str
+) -> str | None:
     import smelt
 
     path = folder / "mutant.onnx"
     path.write_bytes(model.SerializeToString())
-    feed = {name: array for name, array in inputs.items() if name not in mutant.constants}
-    loaded = smelt.load(path, engine=engine)
-    found = loaded.run(feed)
+    loaded = smelt.load(path, engine=engine, device=device)
+    for i in calls:
+        inputs = mutant.inputs[i]
+        found = loaded.run({name: array for name, array in inputs.items() if name not in mutant.constants})
+        for name, expected in zip([name for name in mutant.node.output if name], wanted[i], strict=True):
+            difference = differ(found[name], expected) if name in found else "it is missing"
+            if difference:
+                return f"{name} of inputs {i}: {difference}"
     loaded.close()
-    for name, expected in zip([name for name in mutant.node.output if name], want, strict=True):
-        difference = differ(found[name], expected) if name in found else "it is missing"
-        if difference:
-            return f"{name}: {difference}"
     return None
 
 
@@ -597,13 +615,14 @@ def _short(error: Exception) -> str:
 # ---- all of them ----
 
 
-def serve(text: str, seed: int, engine: str) -> None:
+def serve(text: str, seed: int, engine: str, device: str) -> None:
     """A worker: reads numbers of mutants, answers each with a line of JSON.
 
     The work is done in a copy of the process: what kills it (onnxruntime, at times) costs one mutant and a new copy.
     """
     import smelt.model  # noqa: F401  once, for all copies
 
+    device = find_name(device)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     warnings.simplefilter("ignore")
@@ -613,7 +632,7 @@ def serve(text: str, seed: int, engine: str) -> None:
         child = os.fork()
         if child == 0:
             try:
-                _work(pool, seed, engine, answers)
+                _work(pool, seed, engine, device, answers)
             finally:
                 os._exit(0)
         if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0:
@@ -621,14 +640,15 @@ def serve(text: str, seed: int, engine: str) -> None:
         _answer(answers, asdict(Outcome(-1, "", "skipped", detail="the process died")))
 
 
-def _work(pool: Pool, seed: int, engine: str, answers: Any) -> None:
-    signal.signal(signal.SIGALRM, _alarm)
+def _work(pool: Pool, seed: int, engine: str, device: str, answers: Any) -> None:
+    seconds = SECONDS if device == "cpu" else ELSEWHERE
+    signal.signal(signal.SIGALRM, partial(_alarm, seconds))
     with tempfile.TemporaryDirectory() as folder, os.fdopen(0, "rb", buffering=0, closefd=False) as lines:
         while line := lines.readline():  # unbuffered: the next copy reads on where this one ended
             index = int(line)
-            signal.alarm(SECONDS)
+            signal.alarm(seconds)
             try:
-                outcome = examine(index, pool.mutant(seed, index), Path(folder), engine)
+                outcome = examine(index, pool.mutant(seed, index), Path(folder), engine, device)
             except Exception:
                 outcome = Outcome(index, "", "skipped", detail="no mutant: " + traceback.format_exc()[-600:])
             finally:
@@ -641,12 +661,19 @@ def _answer(answers: Any, record: Any) -> None:
     answers.flush()
 
 
-def _alarm(number: int, frame: Any) -> None:
-    raise TimeoutError(f"more than {SECONDS} s")
+def _alarm(seconds: int, number: int, frame: Any) -> None:
+    raise TimeoutError(f"more than {seconds} s")
 
 
 def run_mutants(
-    seed: int, count: int, *, text: str = "", engine: str = "reference", jobs: int = 1, seconds: float | None = None
+    seed: int,
+    count: int,
+    *,
+    text: str = "",
+    engine: str = "reference",
+    device: str = "cpu",
+    jobs: int = 1,
+    seconds: float | None = None,
 ) -> list[Outcome]:
     """`count` mutants, or as many as the time allows; a worker that an implementation kills is started again."""
     deadline = time.monotonic() + seconds if seconds is not None else None
@@ -655,7 +682,8 @@ def run_mutants(
     found: list[Outcome] = []
 
     def start() -> subprocess.Popen[str]:
-        command = [sys.executable, __file__, "--worker", "--seed", str(seed), "--filter", text, "--engine", engine]
+        command = [sys.executable, __file__, "--worker", "--seed", str(seed), "--filter", text]
+        command += ["--engine", engine, "--device", device]
         pipe = subprocess.PIPE
         process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
         assert process.stdout is not None
@@ -691,23 +719,25 @@ def run_mutants(
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Mutants of the official ONNX node cases.")
-    parser.add_argument("--filter", default="", help="an operator, or part of a case's name")
+    parser.add_argument("--filter", default="", help="operators or parts of cases' names, between commas")
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--engine", default="reference")
+    parser.add_argument("--engine", help="default: reference; native on another device than the processor")
+    parser.add_argument("--device", default="cpu", help="of the native engine: cpu, cuda, or emulated, without a GPU")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seconds", type=float, help="stop after so long")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", type=int, help="one mutant, in this process")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
+    options.engine = options.engine or ("reference" if options.device == "cpu" else "native")
     if options.worker:
-        serve(options.filter, options.seed, options.engine)
+        serve(options.filter, options.seed, options.engine, options.device)
         return 0
     if options.only is not None:
         with tempfile.TemporaryDirectory() as folder:
             mutant = Pool(options.filter).mutant(options.seed, options.only)
-            outcome = examine(options.only, mutant, Path(folder), options.engine)
+            outcome = examine(options.only, mutant, Path(folder), options.engine, find_name(options.device))
         print(mutant.describe(), *asdict(outcome).values(), sep="\n")
         return 0
     outcomes = run_mutants(
@@ -715,13 +745,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.count,
         text=options.filter,
         engine=options.engine,
+        device=options.device,
         jobs=options.jobs,
         seconds=options.seconds,
     )
     for outcome in outcomes:
         if outcome.status not in ("agree", "skipped"):
             last = outcome.detail.strip().splitlines()[-1] if outcome.detail.strip() else ""
-            print(f"{outcome.index} {outcome.status} {outcome.variant}: {last[:250]}\n    {outcome.mutant[:400]}")
+            also = f" (on the processor: {outcome.processor})" if outcome.processor else ""
+            print(f"{outcome.index} {outcome.status} {outcome.variant}{also}: {last[:250]}\n    {outcome.mutant[:400]}")
     print(dict(Counter(outcome.status for outcome in outcomes)), f"seed {options.seed}")
     if options.json is not None:
         options.json.write_text(json.dumps([asdict(each) for each in outcomes], indent=1) + "\n", "utf-8")

@@ -106,6 +106,9 @@ class Frame(Protocol):
     def lanes(self, region: Region, *args: Array) -> tuple[Array, ...]:
         """Run a region over scalars once per lane: arguments and results are arrays of one common shape."""
 
+    def is_elementwise(self, region: Region) -> bool:
+        """Whether `lanes` runs a region on whole arrays; also stacks of its arguments, along a first dimension."""
+
     def call(self, region: Region, *args: Any) -> tuple[Any, ...]:
         """Run a region once, on whole tensors; nothing inside it may wait for another process."""
 

@@ -390,14 +390,45 @@ def _scan(frame: Frame, op: Op, *operands: Array) -> Arrays:
     rows = [np.moveaxis(x, dimension, 0) for x in operands[:inputs]]
     carries: Arrays = operands[inputs:]
     given = [value.shape for value in body.results[: len(body.results) - inits]]
+    is_reverse = op.attrs["is_reverse"]
+    found = _accumulation(op)
+    if found is not None and frame.is_elementwise(body):
+        ufunc, which = found
+        rows = [row[::-1] for row in rows] if is_reverse else rows
+        terms = np.concatenate([np.asarray(carries[0])[None], rows[which]])
+        with np.errstate(all="ignore"):
+            totals = ufunc.accumulate(terms, axis=0, dtype=terms.dtype)
+        made = frame.lanes(body, *rows, totals[:-1])[: len(given)]
+        return (*(np.moveaxis(x[::-1] if is_reverse else x, 0, dimension) for x in made), np.asarray(totals[-1]))
     length = len(rows[0])
     outputs = [np.empty((length, *frame.shape(shape)), shape.dtype.numpy) for shape in given]
-    for i in reversed(range(length)) if op.attrs["is_reverse"] else range(length):
+    for i in reversed(range(length)) if is_reverse else range(length):
         results = frame.call(body, *(np.asarray(row[i]) for row in rows), *carries)
         carries = results[len(outputs) :]
         for output, value in zip(outputs, results[: len(outputs)], strict=True):
             output[i] = value
     return (*(np.moveaxis(output, 0, dimension) for output in outputs), *carries)
+
+
+def _accumulation(op: Op) -> tuple[np.ufunc, int] | None:
+    """NumPy's function, if the only carry is the sum or product of an input so far; and the number of that input.
+
+    NumPy adds and rounds in the same order as the body, one element after the other.
+    """
+    body, (inputs, inits) = op.regions[0], scan_counts(op)
+    maker = body.results[-1].op if inits == 1 else None
+    ufunc = _UFUNCS.get(maker.name) if maker is not None else None
+    if maker is None or ufunc not in (np.add, np.multiply) or body.args[inputs] not in maker.operands:
+        return None
+    one, other = maker.operands
+    item = one if other is body.args[inputs] else other
+    element = item.shape.dtype
+    if item not in body.args[:inputs] or not isinstance(element, DType) or element.name not in _ACCUMULATED:
+        return None
+    return ufunc, body.args.index(item)
+
+
+_ACCUMULATED = frozenset(("f32", "f64", "i8", "i16", "i32", "i64", "ui8", "ui16", "ui32", "ui64"))
 
 
 _SEGMENTS = Kind("segments", ints_of(i32), lambda values: DenseArray(i32, tuple(values)))

@@ -6,7 +6,7 @@ own: each call gives them values, so one function serves many sizes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from smelt.dim import Size, divide_exact, substitute, symbol, symbols
 from smelt.ir.core import FuncType, Type
@@ -91,19 +91,30 @@ def _unify(call: Call, name: str, signature: FuncType, operands: Sequence[Type],
 
 
 def _bind(call: Call, name: str, pattern: Size, size: Size, values: dict[str, Size], label: str) -> None:
-    """Give the last open symbol of a size its value, where it occurs as a multiple: `2*N` against `6*M`."""
+    """Give the last open symbol of a size its value, where it occurs as a multiple."""
+    found = solve_multiple(pattern, size, values)
+    if found is not None:
+        values.update([found])
+        return
     missing = sorted(symbols(pattern) - values.keys())
-    if len(missing) == 1 and substitute(pattern, {**values, missing[0]: 0}) == 0:
-        value = divide_exact(size, substitute(pattern, {**values, missing[0]: 1}))
-        if value is not None:
-            values[missing[0]] = value
-            return
     call.fail(
         label,
         f"the size {pattern} of an argument of @{name} leaves {', '.join(missing)} open",
         expected=pattern,
         got=size,
     )
+
+
+def solve_multiple(pattern: Size, size: Size, values: Mapping[str, Size]) -> tuple[str, Size] | None:
+    """The only symbol of a size that has no value, and the value that makes it another size, where the size is a
+    multiple of it: `2*N` against `6*M`."""
+    missing = sorted(symbols(pattern) - values.keys())
+    if len(missing) != 1 or substitute(pattern, {**values, missing[0]: 0}) != 0:
+        return None
+    value = divide_exact(size, substitute(pattern, {**values, missing[0]: 1}))
+    if value is None or substitute(pattern, {**values, missing[0]: value}) != size:
+        return None
+    return missing[0], value
 
 
 def bare_symbol(size: Size) -> str | None:

@@ -26,7 +26,7 @@ from smelt.passes.canonicalise import CANONICALISE
 from smelt.passes.common_subexpressions import common_subexpressions
 from smelt.passes.fold_constants import fold_constants
 from smelt.passes.inline import inline
-from smelt.passes.lower import SCANS, lower
+from smelt.passes.lower import SCANS_FOR_ONNX, lower
 from smelt.passes.lower_custom_calls import lower_custom_calls
 from smelt.passes.lower_quantised_types import lower_quantised_types
 from smelt.passes.pipeline import per_function, rules, until_stable
@@ -48,10 +48,10 @@ _PRODUCER = "smelt"
 
 
 def prepare(program: Program, *, simplify: bool = True) -> Program:
-    """The program in ops that the table writes: without calls, legacy ops and scans; softmax and friends by name."""
+    """The program in ops that the table writes: of scans only running sums are left; softmax and friends go by name."""
     program = rules(CANONICALISE)(refine_shapes(inline(program, COMPOSITES)))
     program = lower_quantised_types(lower_custom_calls(program))
-    program = split_complex(per_function(lambda edit: lower(edit) + lower(edit, SCANS))(program))
+    program = split_complex(per_function(lambda edit: lower(edit) + lower(edit, SCANS_FOR_ONNX))(program))
     if simplify:
         program = recognise(until_stable(_simplify, fold_constants, common_subexpressions)(program), COMPOSITES)
     return program

@@ -49,7 +49,7 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(
         (
             "stablehlo.broadcast", "stablehlo.batch_norm_inference", "stablehlo.batch_norm_training",
-            "stablehlo.batch_norm_grad", "chlo.scan", "chlo.constant_like", "func.call", "stablehlo.uniform_quantize",
+            "stablehlo.batch_norm_grad", "chlo.constant_like", "func.call", "stablehlo.uniform_quantize",
             "stablehlo.uniform_dequantize", "sdy.sharding_constraint", "sdy.reshard", "sdy.propagation_barrier",
             "sdy.sharding_group",
         ),

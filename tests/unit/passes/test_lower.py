@@ -16,7 +16,7 @@ from smelt.ir.core import Program, Tuple, Type, Value, walk
 from smelt.ir.interpret import run
 from smelt.ir.rewrite import Edit, Rule
 from smelt.ir.verify import verify
-from smelt.passes.lower import LOWER, is_pointwise, lower
+from smelt.passes.lower import LOWER, REDUCTIONS, SCANS, is_pointwise, lower
 from smelt.passes.lower_quantised_types import lower_quantised_types
 from smelt.shape import Shape
 from tests.unit.passes.recipes import Draw
@@ -406,3 +406,46 @@ def test_a_program_without_quantised_types_is_unchanged() -> None:
     f = FuncBuilder("main", [Shape("f32", 3)])
     program = Program.of(f.func(f.negate(*f.args)))
     assert lower_quantised_types(program) is program
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_running_reductions_in_parts(rank: int, reverse: bool, seed: int) -> None:
+    """For engines that compute whole arrays; a body may use numbers and the carry before each element."""
+    random = np.random.default_rng(seed)
+    for length in (0, 1, 2, 3, 4, 7, 16, 33):
+        for name in sorted(REDUCTIONS):
+            around = [2, 3][:rank]
+            axis = int(random.integers(0, rank + 1))
+            row, whole = Shape("i32", *around), Shape("i32", *around[:axis], length, *around[axis:])
+            f = FuncBuilder("main", [whole, whole, row])
+            with f.region(row, row, row) as r:
+                carry = r.op(f"stablehlo.{name}", r.args[2], r.args[1]).result
+                two = r.full(2, row)
+                r.result(r.multiply(carry, two), r.subtract(r.args[0], r.args[2]), carry)
+            made = f.op("chlo.scan", *f.args, dimension=axis, is_reverse=reverse, regions=[r.body])
+            program = Program.of(f.func(*made.results))
+            edit = Edit(program.main)
+            lower(edit, SCANS)
+            changed = program.replace(edit.freeze())
+            verify(changed)
+            if length:
+                assert not any(op.name in ("chlo.scan", "stablehlo.while") for op in changed.main.body.ops)
+            arrays = [random.integers(-9, 9, each.numbers()).astype(np.int32) for each in (whole, whole, row)]
+            for before, after in zip(run(program, arrays), run(changed, arrays), strict=True):
+                np.testing.assert_array_equal(before, after)
+
+
+def test_running_reductions_in_parts_are_linear() -> None:
+    """Whatever is put together: no more than a few times the elements."""
+    length = 100_000
+    f = FuncBuilder("main", [Shape("f32", length), Shape("f32")])
+    with f.region(Shape("f32"), Shape("f32")) as r:
+        total = r.add(r.args[0], r.args[1])
+        r.result(total, total)
+    program = Program.of(f.func(*f.op("chlo.scan", *f.args, dimension=0, regions=[r.body]).results))
+    edit = Edit(program.main)
+    lower(edit, SCANS)
+    ops = edit.freeze().body.ops
+    assert len(ops) < 14 * length.bit_length()
+    assert sum(op.results[0].shape.numbers()[0] for op in ops if op.results[0].shape.rank) < 20 * length

@@ -79,6 +79,21 @@ def sort(axis: int) -> Make:
     return make
 
 
+def scan(axis: int, pointwise: bool = True) -> Make:
+    """Running sums, or sums of rows that are turned around at each step."""
+
+    def make(f: FuncBuilder, x: Value) -> Value:
+        row = x.shape.with_sizes(size for d, size in enumerate(x.shape.sizes) if d != axis)
+        start = f.broadcast_in_dim(f.constant(0, x.shape.dtype), broadcast_dimensions=(), result=row)
+        with f.region(row, row) as r:
+            item = r.args[0] if pointwise else r.reverse(r.args[0], dimensions=(0,))
+            total = r.add(item, r.args[1])
+            r.result(total, total)
+        return f.op("chlo.scan", x, start, regions=[r.body], dimension=axis).results[0]
+
+    return make
+
+
 def pad(axis: int, low: int, high: int, interior: int) -> Make:
     def make(f: FuncBuilder, x: Value) -> Value:
         amounts = [tuple(n if d == axis else 0 for d in range(3)) for n in (low, high, interior)]
@@ -103,6 +118,10 @@ TABLE: dict[str, tuple[Make, str | None, str | None]] = {
     "sort 0": (sort(0), ACROSS, ACROSS),
     "sort 1": (sort(1), None, None),
     "sort -3": (sort(-3), ACROSS, ACROSS),
+    "scan 0": (scan(0), ACROSS, ACROSS),
+    "scan 1": (scan(1), None, None),
+    "scan 2": (scan(2), None, None),
+    "scan of turned rows": (scan(1, False), "its body is not elementwise", "its body is not elementwise"),
     "pad low": (pad(0, 1, 0, 0), "no multiple", "rows are not along one axis|pads the axis"),
     "pad high": (pad(0, 0, 1, 0), "no multiple", "rows are not along one axis|pads the axis"),
     "pad and crop": (pad(0, 1, -1, 0), PADS, PADS),

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from smelt.dim import Poly, Size
+from smelt.dim import Size
 from smelt.dtype import f64, i64
 from smelt.ir.core import Value
 from smelt.read.onnx.emit import axes_of, axis_of
 from smelt.read.onnx.graph import Graph
 from smelt.read.onnx.items import Tensor
 from smelt.read.onnx.registry import Ints, onnx_op
+
+SHORT = 64  # elements that cumulative sums combine in a few steps
 
 Reduction = Callable[[Graph, Value, Sequence[int]], Value]
 
@@ -126,10 +128,17 @@ _places("ArgMin", False)
 
 
 def running(g: Graph, x: Value, axis: int, kind: str, start: int, exclusive: bool, reverse: bool) -> Value:
-    """A cumulative sum or product: each step combines elements twice as far apart."""
+    """A cumulative sum or product, rounded to the element type once per element."""
     size = x.shape.sizes[axis]
-    if isinstance(size, Poly):
-        return _running_window(g, x, axis, kind, start, exclusive, reverse)
+    if isinstance(size, int) and size <= SHORT:
+        return g.in_f32(lambda v: _running_steps(g, v, axis, size, kind, start, exclusive, reverse), x)
+    return _running_scan(g, x, axis, kind, start, exclusive, reverse)
+
+
+def _running_steps(
+    g: Graph, x: Value, axis: int, size: int, kind: str, start: int, exclusive: bool, reverse: bool
+) -> Value:
+    """A few elements: each step combines elements twice as far apart."""
     identity = g.scalar(start, x.shape.element)
     zeros: list[Size] = [0] * x.shape.rank
 
@@ -150,20 +159,19 @@ def running(g: Graph, x: Value, axis: int, kind: str, start: int, exclusive: boo
     return x
 
 
-def _running_window(g: Graph, x: Value, axis: int, kind: str, start: int, exclusive: bool, reverse: bool) -> Value:
-    """The same for a dynamic dimension: every element is compared with all others. What is left out is replaced, not
-    multiplied by 0: infinities stay where they are."""
-    rank, size = x.shape.rank, x.shape.sizes[axis]
-    sizes = (*x.shape.sizes, size)  # the last axis counts the elements of a result
-    at = g.iota(i64, sizes, rank)
-    other = g.iota(i64, sizes, axis)
-    direction = ("GT" if exclusive else "GE") if not reverse else ("LT" if exclusive else "LE")
-    parts = g.broadcast_in_dim(x, sizes, range(rank))
-    kept = g.select(g.compare(at, other, direction), parts, g.like(start, parts))
-    reduced = g.reduce(kept, (axis,), kind, start)
-    order = list(range(rank - 1))
-    order.insert(axis, rank - 1)
-    return g.transpose(reduced, order)
+def _running_scan(g: Graph, x: Value, axis: int, kind: str, start: int, exclusive: bool, reverse: bool) -> Value:
+    """Many elements, or any number of them: one step for each. Floats are carried in f64, as in long windows."""
+    element = x.shape.element
+    wide = g.convert(x, f64) if element.is_float else x
+    row = wide.shape.with_sizes(size for d, size in enumerate(x.shape.sizes) if d != axis)
+    with g.region(row, row) as r:
+        item, before = r.args
+        after = r.op(f"stablehlo.{kind}", before, item).result
+        given = before if exclusive else after
+        output = given if row.dtype == element else r.convert(given, result=row.with_dtype(element))
+        body = r.result(output, after)
+    scan = g.b.op("chlo.scan", wide, g.full(start, row), regions=[body], dimension=axis, is_reverse=reverse)
+    return scan.results[0]
 
 
 @onnx_op("CumSum", since=11, single=("axis",))

@@ -10,6 +10,8 @@ from typing import Any
 from smelt.dim import Size
 from smelt.dtype import DType, dtype, i1, i32, i64, integer_range
 from smelt.ir.core import Op, Region, Value
+from smelt.ir.ops.reduce import scan_counts
+from smelt.passes.lower import is_cumulative_sum
 from smelt.write.onnx.graph import Graph, Out, Subgraph, count_elements, refuse, shape_of
 from smelt.write.onnx.ops.elementwise import where
 
@@ -250,6 +252,38 @@ def _cumulate(g: Graph, name: str, x: Out, op: Op) -> Out | None:
     return g.call("CumSum", x, g.constant(axis, i64), sizes=x.sizes, typed=1, **backwards)
 
 
+def _scan(g: Graph, op: Op) -> Sequence[Out]:
+    """CumSum of the elements before each one, else Loop: what `lower` leaves of scans. onnxruntime's Scan refuses to
+    run over no elements."""
+    inputs, inits = scan_counts(op)
+    axis, is_reverse = op.attrs["dimension"], op.attrs["is_reverse"]
+    given = [g.get(value) for value in op.operands]
+    if is_cumulative_sum(op):
+        flags: dict[str, Any] = {"exclusive": 1, **({"reverse": 1} if is_reverse else {})}
+        x, init = given
+        return [g.call("CumSum", x, g.constant(axis, i64), sizes=x.sizes, typed=1, **flags), init]
+    outputs, length = len(op.results) - inits, given[0].sizes[axis]
+    rank = given[0].rank
+    first = [axis, *(i for i in range(rank) if i != axis)]
+    turned = [0] if is_reverse else []
+    lines = [g.flip(g.transpose(x, first), turned) for x in given[:inputs]]
+    count = g.reshape(g.size(length), ())
+    with g.subgraph() as scope:
+        at, go = g.new(i64, (), "iteration"), g.new(i1, (), "go")
+        held = [g.new(x.dtype, x.sizes, "carried") for x in given[inputs:]]
+        rows = [g.call("Gather", x, at, sizes=x.sizes[1:], typed=1, axis=0) for x in lines]
+        found = [g.identity(each) for each in g.apply(op.regions[0], *rows, *held)]
+        stay = g.identity(go)
+        body = Subgraph((at, go, *held), tuple(scope.nodes), (stay, *found[outputs:], *found[:outputs]))
+    carries = [g.new(x.dtype, x.sizes, "loop") for x in held]
+    stacks = [g.new(x.dtype, (length, *x.sizes), "scan") for x in found[:outputs]]
+    g.add_node("Loop", [count, None, *given[inputs:]], [*carries, *stacks], body=body)
+    # Without iterations onnxruntime does not know the dynamic sizes of a slice.
+    stacks = [g.call("Reshape", x, g.vector(x.sizes), sizes=x.sizes) if x.rank > 1 else x for x in stacks]
+    back = [first.index(i) for i in range(rank)]
+    return [*(g.transpose(g.flip(x, turned), back) for x in stacks), *carries]
+
+
 def _select_and_scatter(g: Graph, op: Op) -> Out:
     """For each window the place that is selected; sources go back there, added up place by place."""
     x, source, init = map(g.get, op.operands)
@@ -296,6 +330,7 @@ def _select_and_scatter(g: Graph, op: Op) -> Out:
 ROWS = {
     "stablehlo.reduce": _reduce,
     "stablehlo.map": _map,
+    "chlo.scan": _scan,
     "stablehlo.reduce_window": _reduce_window,
     "stablehlo.select_and_scatter": _select_and_scatter,
 }
