@@ -104,6 +104,7 @@ def metadata(case: Case, config: Any) -> dict[str, Any]:
 
 def tensors(case: Case, config: Any) -> dict[str, Array]:
     gemma = config.family.startswith("gemma")
+    after = "post_attention_norm" if config.post_norms else "ffn_norm"
     found: dict[str, Array] = {}
     stacks: dict[str, list[Array]] = {}
     for theirs, sizes in case.shapes.items():
@@ -114,7 +115,7 @@ def tensors(case: Case, config: Any) -> dict[str, Array]:
             stacks.setdefault(f"blk.{layer}.ffn_{part}_exps.weight", []).append(array)
             assert len(stacks[f"blk.{layer}.ffn_{part}_exps.weight"]) == int(expert[2]) + 1
             continue
-        name = theirs.replace("post_attention_layernorm", "post_attention_norm" if gemma else "ffn_norm")
+        name = theirs.replace("post_attention_layernorm", after)
         for pattern, new in RENAMED:
             name = re.sub(pattern, new, name)
         if config.family == "gpt2" and array.ndim == 2 and name.startswith("blk."):

@@ -53,19 +53,23 @@ def forward(model: Decoder, adapters: Adapters, tokens: Tensor) -> Tensor:
     x = model.embed.dense().take(tokens, "v") * config.embed_scale
     places = smelt.arange(tokens.size("s"), "s")
     for i, block in enumerate(model.layers):
-        layer, y = block.attn, block.before_attn(x)
-        q = project(layer.q, y, adapters.get(f"{i}.q")).split("e", h=config.heads, k=None)
-        k = project(layer.k, y, adapters.get(f"{i}.k")).split("e", g=config.kv_heads, k=None)
-        v = project(layer.v, y, adapters.get(f"{i}.v")).split("e", g=config.kv_heads, k=None)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q, k = layer.q_norm(q), layer.k_norm(k)
+        layer, y = block.attn, x if block.before_attn is None else block.before_attn(x)
+        parts = {"q": layer.q, "k": layer.k, "v": layer.v}
+        q, k, v = (project(part, y, adapters.get(f"{i}.{name}")) for name, part in parts.items())
+        norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm)
+        if norms is not None and not config.qk_norm_per_head:
+            q, k = norms[0](q), norms[1](k)
+        q = q.split("e", h=config.heads, k=None)
+        k, v = (each.split("e", g=config.kv_heads, k=None) for each in (k, v))
+        if norms is not None and config.qk_norm_per_head:
+            q, k = norms[0](q), norms[1](k)
         rope = layer._layer.rope
         if rope is not None:
             q, k = apply_rope(q, rope, places), apply_rope(k, rope, places)
         y = nn.attention(q, k.rename(s="t"), v.rename(s="t"), causal=True, scale=config.scale, softcap=config.softcap)
         y = layer.o(y.merge("h k", "e"))
         x = x + (y if block.after_attn is None else block.after_attn(y))
-        y = block.mlp(block.before_mlp(x))
+        y = block.mlp(x if block.before_mlp is None else block.before_mlp(x))
         x = x + (y if block.after_mlp is None else block.after_mlp(y))
     return model.norm(x).dot((model.embed if model.head is None else model.head).dense(), "d")
 

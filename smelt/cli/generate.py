@@ -95,6 +95,15 @@ def _encoder_facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     return found
 
 
+def _multimodal_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """That only the text model of a multimodal checkpoint runs, and what is not loaded."""
+    if not record["multimodal"]:
+        return []
+    modules = ", ".join(f"{name} ({count} tensors)" for name, count in record["multimodal"]["left_out"].items())
+    said = f"the text model of {record['multimodal']['architecture']}; prompts have text only"
+    return [("multimodal", f"{said}; not loaded: {modules}" if modules else said)]
+
+
 def _quantised_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     """How a folder is quantised, and how many of its numbers no block holds, or only if inputs are sorted."""
     if not record["quantised"]:
@@ -116,6 +125,7 @@ def _facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("context", f"{record['context']} tokens"),
         ("parameters", f"{record['parameters']:,}"),
         ("formats", ", ".join(f"{count:,} {name}" for name, count in record["formats"].items())),
+        *_multimodal_rows(record),
         *_quantised_rows(record),
         ("weights", f"{bytes_text(record['weight_bytes'])} {place}, {bytes_text(record['f32_bytes'])} in f32"),
         ("cache", f"{bytes_text(record['cache_bytes'])} for a whole context"),

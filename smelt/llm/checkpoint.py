@@ -22,9 +22,9 @@ from smelt.dtype import DType, bf16, i32
 from smelt.errors import FileError, ParseError, UnsupportedError
 from smelt.ir.blocks import Block
 from smelt.llm.config import CACHES, EXPERTS, Config
-from smelt.llm.families import is_encoder, read_config, token_ids
+from smelt.llm.families import is_encoder, multimodal_of, read_config, token_ids
 from smelt.llm.gguf_config import config_of
-from smelt.llm.names import canonical, drop_zero_biases, stacked_names, untie
+from smelt.llm.names import TextPart, canonical, drop_zero_biases, stacked_names, text_part, untie
 from smelt.llm.pooling import Pooling
 from smelt.llm.quantised_folder import Read, read_quantised
 from smelt.llm.sentence_files import read_pooling
@@ -53,6 +53,8 @@ class Checkpoint:
     specials: Mapping[str, str] = field(default_factory=dict)  # bos_token, eos_token, … as text, for templates
     metadata: Mapping[str, Any] = field(default_factory=dict)  # of a GGUF file
     quantised: str = ""  # what a folder's config.json calls its quantisation
+    multimodal: str = ""  # the architecture whose text model this is
+    left_out: tuple[str, ...] = ()  # tensors of its other parts: no image is ever read
     dequantised: frozenset[str] = frozenset()  # weights that are quantised in the folder, and that no block holds
     sorted: Mapping[str, tuple[Stored, Block | DType]] = field(default_factory=dict)  # of these, in blocks; and orders
 
@@ -200,7 +202,9 @@ def _folder(folder: Path, context: int | None) -> Checkpoint:
     generation = _json(folder / "generation_config.json")
     stop = (*config.stop, *token_ids(generation.get("eos_token_id")))
     config = replace(config, stop=tuple(dict.fromkeys(stop)))
-    read = Read(checkpoint.open(folder), {}, {})
+    whole, multimodal = checkpoint.open(folder), multimodal_of(raw)
+    part = TextPart(whole) if multimodal is None else text_part(whole, config)
+    read = Read(part.weights, {}, {})
     if quantised is not None:
         read = read_quantised(read.weights, quantised, where, partial(stacked_names, config))
     stored, forms = read.weights, read.forms
@@ -224,6 +228,8 @@ def _folder(folder: Path, context: int | None) -> Checkpoint:
         _template(folder, tokenizer),
         specials,
         quantised="" if quantised is None else quantised["quant_method"],
+        multimodal=multimodal or "",
+        left_out=part.left_out,
         dequantised=frozenset(name for name in weights if isinstance(forms.get(theirs[name]), DType)),
         sorted=_sorted_layers(read, config),
     )

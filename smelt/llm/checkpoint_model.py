@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -25,6 +26,8 @@ from smelt.llm.native_step import NativeStep, bind_step
 from smelt.llm.parallel import make_mesh
 from smelt.mesh import Mesh
 from smelt.target import FP8
+
+log = logging.getLogger("smelt")
 
 # What compiles is imported when it is called: a step may be in the cache.
 find_platform = call_later("smelt.engine", "platform")
@@ -81,6 +84,9 @@ def load_checkpoint(
     mesh: Mesh | None = None,
 ) -> LanguageModel:
     """A checkpoint that is open → its model."""
+    if found.multimodal:
+        left_out = len(found.left_out)
+        log.info("%s: the text model of %s; %d other tensors are not loaded", found.path, found.multimodal, left_out)
     on_processor = mesh is None and _is_native(device, engine)
     if cache == "int8" and not on_processor and engine != "reference":
         raise UnsupportedError(

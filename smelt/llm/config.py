@@ -74,8 +74,10 @@ class Config:
     norm: str = "rms"  # or "layer"
     norm_offset: float = 0.0  # added to the weights of norms
     gated: bool = True
-    post_norms: bool = False  # norms after attention and after the MLP, too
+    pre_norms: bool = True  # norms before attention and before the MLP
+    post_norms: bool = False  # norms after attention and after the MLP
     qk_norm: bool = False
+    qk_norm_per_head: bool = True  # or over all heads at once
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False

@@ -139,8 +139,11 @@ class Attention(Model):
         self.q, self.k, self.v = linear("q", wide), linear("k", narrow), linear("v", narrow)
         self.qkv = linear("qkv", sum(self._widths))
         self.o = Linear(f"{path}.o", formats, config.out_bias, d=config.d, e=wide)
-        self.q_norm = Norm(config, "k", config.head_size) if config.qk_norm else None
-        self.k_norm = Norm(config, "k", config.head_size) if config.qk_norm else None
+        per_head = config.qk_norm_per_head
+        self.q_norm, self.k_norm = (
+            (Norm(config, "k", config.head_size) if per_head else Norm(config, "e", width)) if config.qk_norm else None
+            for width in (wide, narrow)
+        )
         self._config, self._layer = config, layer
         sizes = config.heads, config.kv_heads, config.head_size
         self._attend = paged_attention(*sizes, config.scale, config.softcap, layer.window, config.cache)
@@ -149,10 +152,13 @@ class Attention(Model):
         """Attention of all tokens, or of `rows` i32[r] of them; keys and values are written for all."""
         config, layer = self._config, self._layer
         wide, narrow, same = self._project(x, rows)
+        norms = (self.q_norm, self.k_norm) if self.q_norm is not None and self.k_norm is not None else None
+        if norms is not None and not config.qk_norm_per_head:
+            wide, narrow = norms[0](wide), norms[1](narrow)
         q = wide.split("e", h=config.heads, k=None)
         k, v = (each.split("e", g=config.kv_heads, k=None) for each in (narrow, same))
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
+        if norms is not None and config.qk_norm_per_head:
+            q, k = norms[0](q), norms[1](k)
         position = _take_rows(places.position, rows)
         if layer.rope is not None:
             long = None if places.long is None else _take_rows(places.long, rows)
@@ -211,20 +217,20 @@ class MLP(Model):
 
 
 class Block(Model):
-    """One layer: attention and an MLP, each behind a norm, and before one where the family has it."""
+    """One layer: attention and an MLP, each behind a norm, before one, or both."""
 
-    before_attn: Norm
+    before_attn: Norm | None
     attn: Attention
     after_attn: Norm | None
-    before_mlp: Norm
+    before_mlp: Norm | None
     mlp: MLP | Mixture
     after_mlp: Norm | None
 
     def __init__(self, config: Config, layer: Layer, path: str, formats: Formats) -> None:
-        self.before_attn = Norm(config, "d", config.d)
+        self.before_attn = Norm(config, "d", config.d) if config.pre_norms else None
         self.attn = Attention(config, layer, f"{path}.attn", formats)
         self.after_attn = Norm(config, "d", config.d) if config.post_norms else None
-        self.before_mlp = Norm(config, "d", config.d)
+        self.before_mlp = Norm(config, "d", config.d) if config.pre_norms else None
         if layer.experts is None:
             self.mlp = MLP(config, f"{path}.mlp", formats)
         else:
@@ -233,10 +239,10 @@ class Block(Model):
 
     def __call__(self, x: Tensor, cache: Cache, places: TokenMap, rows: Tensor | None = None) -> tuple[Tensor, Cache]:
         """States after the layer, of all tokens or of `rows` of them, and the cache with keys and values of all."""
-        y, cache = self.attn(self.before_attn(x), cache, places, rows)
+        y, cache = self.attn(x if self.before_attn is None else self.before_attn(x), cache, places, rows)
         x = _take_rows(x, rows)
         x = x + (y if self.after_attn is None else self.after_attn(y))
-        y = self.mlp(self.before_mlp(x))
+        y = self.mlp(x if self.before_mlp is None else self.before_mlp(x))
         return x + (y if self.after_mlp is None else self.after_mlp(y)), cache
 
 

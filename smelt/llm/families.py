@@ -1,7 +1,8 @@
 """The families of decoders, one row each: what Hugging Face and GGUF call them, and how their parts differ.
 
 `read_config` turns a `config.json` into a `Config`. A field that no row reads and that may change the arithmetic is
-refused. `names.py` has the families' tensors; a new family of the same parts is one row in each table.
+refused. `names.py` has the families' tensors; a new family of the same parts is one row in each table. A multimodal
+architecture (`MULTIMODAL`) is read as its text model: the record `text_config`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ top_k top_p temperature typical_p repetition_penalty length_penalty num_beams nu
 diversity_penalty early_stopping min_length no_repeat_ngram_size encoder_no_repeat_ngram_size remove_invalid_values
 exponential_decay_length_penalty cross_attention_hidden_size is_decoder n_ctx cache_implementation
 transformers.js_config kv_cache_dtype is_llama_config max_sequence_length _attn_implementation_autoset
-_flash_attn_2_enabled attn_implementation reorder_and_upcast_attn
+_flash_attn_2_enabled attn_implementation reorder_and_upcast_attn embedding_dropout residual_dropout _pad_token_id
+neftune_noise_alpha perceiver_config pixel_shuffle_factor
 """
 HARMLESS = frozenset(_HARMLESS.split())
 NEUTRAL: dict[str, Any] = {  # the one value for which a field changes nothing
@@ -41,6 +43,24 @@ NEUTRAL: dict[str, Any] = {  # the one value for which a field changes nothing
     "scale_attn_by_inverse_layer_idx": False,
     "add_cross_attention": False,
 }
+# Multimodal architectures whose text model is a family of the table, computed as in the family's own architecture where
+# a prompt has no images. `text_config` has its fields.
+MULTIMODAL = (
+    "Gemma3ForConditionalGeneration",
+    "Mistral3ForConditionalGeneration",
+    "LlavaForConditionalGeneration",
+    "LlavaNextForConditionalGeneration",
+    "Idefics3ForConditionalGeneration",
+    "SmolVLMForConditionalGeneration",
+)
+_SHARED = ("tie_word_embeddings", "eos_token_id", "bos_token_id")  # beside `text_config`, they hold for the text model
+# Fields beside `text_config` that say how images become embeddings.
+_IMAGES = """
+text_config vision_config boi_token_index eoi_token_index image_token_index boi_token_id eoi_token_id image_token_id
+video_token_id image_seq_length mm_tokens_per_image spatial_merge_size multimodal_projector_bias projector_hidden_act
+vision_feature_layer vision_feature_select_strategy image_grid_pinpoints use_image_newline_parameter ignore_index
+scale_factor vocab_size image_processor_type processor_class
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +70,14 @@ class Family:
     name: str
     architectures: tuple[str, ...]  # Hugging Face's classes
     gguf: tuple[str, ...]  # GGUF's `general.architecture`
+    model_type: str = ""  # of Hugging Face's configuration, where it is not the name
     norm: str = "rms"
     norm_offset: float = 0.0
     gated: bool = True
+    pre_norms: bool = True
     post_norms: bool = False
     qk_norm: bool = False
+    qk_norm_per_head: bool = True
     qkv_bias: bool | str = False
     out_bias: bool | str = False
     mlp_bias: bool | str = False
@@ -70,12 +93,21 @@ class Family:
     gguf_interleaved: bool = False  # GGUF files have rows of Q and K permuted, pairs are neighbours
     extra: Callable[[Fields, list[Layer]], list[Layer]] | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)  # fields that a file need not have; null says nothing
+    renamed: Mapping[str, str] = field(default_factory=dict)  # fields of its own → what others call them
+    foreign: tuple[str, ...] = ()  # names of others that say nothing in its own files
 
 
 def _smollm3(fields: Fields, layers: list[Layer]) -> list[Layer]:
     """Some layers have no positions."""
     turned = _rope_layers(fields, len(layers))
     return [Layer(layer.rope if turned[i] else None, layer.window) for i, layer in enumerate(layers)]
+
+
+def _starcoder2(fields: Fields, layers: list[Layer]) -> list[Layer]:
+    """The first files name the kinds of norms and MLPs: transformers has one of each."""
+    fields.expect("norm_type", "layer_norm")
+    fields.expect("mlp_type", "default")
+    return layers
 
 
 def _rope_layers(fields: Fields, count: int) -> list[Any]:
@@ -184,6 +216,7 @@ TABLE = (
         "gemma3",
         ("Gemma3ForCausalLM",),
         ("gemma3",),
+        model_type="gemma3_text",
         norm_offset=1.0,
         post_norms=True,
         qk_norm=True,
@@ -195,7 +228,13 @@ TABLE = (
         tied=True,
         windows="sixth",
         scale="query_pre_attn_scalar",
-        defaults={**_GEMMA, "max_position_embeddings": 131072, "rope_theta": 1e6},
+        defaults={
+            **_GEMMA,
+            "max_position_embeddings": 131072,
+            "rope_theta": 1e6,
+            "num_attention_heads": 8,
+            "vocab_size": 262208,
+        },
     ),
     Family(
         "phi3",
@@ -234,7 +273,50 @@ TABLE = (
         activation="activation_function",
         positions=True,
         tied=True,
-        defaults={"rms_norm_eps": 1e-5, "activation_function": "gelu_new", "max_position_embeddings": 1024},
+        defaults={"layer_norm_epsilon": 1e-5, "activation_function": "gelu_new", "n_positions": 1024},
+        renamed={
+            "n_embd": "hidden_size",
+            "n_layer": "num_hidden_layers",
+            "n_head": "num_attention_heads",
+            "n_positions": "max_position_embeddings",
+            "n_inner": "intermediate_size",
+            "layer_norm_epsilon": "rms_norm_eps",
+        },
+        foreign=("rms_norm_eps", "intermediate_size"),
+    ),
+    Family(
+        "starcoder2",
+        ("Starcoder2ForCausalLM",),
+        ("starcoder2",),
+        norm="layer",
+        gated=False,
+        qkv_bias="use_bias",
+        out_bias="use_bias",
+        mlp_bias="use_bias",
+        tied=True,
+        windows="all",
+        extra=_starcoder2,
+        defaults={
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 4096,
+            "norm_epsilon": 1e-5,
+            "hidden_act": "gelu_pytorch_tanh",
+            "use_bias": True,
+        },
+        renamed={"norm_epsilon": "rms_norm_eps"},
+        foreign=("rms_norm_eps",),
+    ),
+    Family(
+        "olmo2",
+        ("Olmo2ForCausalLM",),
+        ("olmo2",),
+        pre_norms=False,
+        post_norms=True,
+        qk_norm=True,
+        qk_norm_per_head=False,
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        defaults={"rms_norm_eps": 1e-5},
     ),
     Family(
         "mixtral",
@@ -253,6 +335,7 @@ TABLE = (
         "qwen3moe",
         ("Qwen3MoeForCausalLM",),
         ("qwen3moe",),
+        model_type="qwen3_moe",
         qk_norm=True,
         qkv_bias="attention_bias",
         out_bias="attention_bias",
@@ -264,38 +347,54 @@ TABLE = (
 FAMILIES: dict[str, Family] = {row.name: row for row in TABLE}
 BY_ARCHITECTURE: dict[str, Family] = {name: row for row in TABLE for name in row.architectures}
 BY_GGUF: dict[str, Family] = {name: row for row in TABLE for name in row.gguf}
-
-_GPT2 = {  # its names for what others have
-    "n_embd": "hidden_size",
-    "n_layer": "num_hidden_layers",
-    "n_head": "num_attention_heads",
-    "n_positions": "max_position_embeddings",
-    "n_inner": "intermediate_size",
-    "layer_norm_epsilon": "rms_norm_eps",
-}
+BY_MODEL_TYPE: dict[str, Family] = {row.model_type or row.name: row for row in TABLE}
 
 
 def family_of(config: Mapping[str, Any], where: str) -> Family:
     """The row for a `config.json`."""
-    stated = config.get("architectures")
-    names = [name for name in stated if isinstance(name, str)] if isinstance(stated, list) else []
+    names = _architectures(config)
     for name in names:
         if name in BY_ARCHITECTURE:
             return BY_ARCHITECTURE[name]
     raise UnsupportedError(
         f"{where}: no family of language models that is known",
-        expected=", ".join(BY_ARCHITECTURE),
+        expected=", ".join((*BY_ARCHITECTURE, *MULTIMODAL)),
         got=", ".join(names) if names else f"model_type {config.get('model_type')}",
     )
+
+
+def _architectures(config: Mapping[str, Any]) -> list[str]:
+    stated = config.get("architectures")
+    return [name for name in stated if isinstance(name, str)] if isinstance(stated, list) else []
+
+
+def multimodal_of(config: Mapping[str, Any]) -> str | None:
+    """The multimodal architecture of a `config.json`; None where the file is one of a text model alone."""
+    return next((name for name in _architectures(config) if name in MULTIMODAL), None)
+
+
+def text_config(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """The fields of the text model: those of `text_config` in a multimodal architecture, else all of them."""
+    architecture = multimodal_of(config)
+    if architecture is None:
+        return config
+    fields = Fields(config, where, HARMLESS | frozenset(_IMAGES.split()))
+    text = fields.record("text_config")
+    kind = text.get("model_type")
+    family = BY_MODEL_TYPE.get(kind) if isinstance(kind, str) else None
+    if family is None:
+        fields.refuse("model_type of text_config", ", ".join(BY_MODEL_TYPE), kind)
+    shared = {name: found for name in _SHARED if (found := fields.any(name)) is not None}
+    fields.check_unread()
+    return {**text, **shared, "architectures": [family.architectures[0]]}
 
 
 def read_config(config: Mapping[str, Any], where: str, context: int | None = None, partial: bool = False) -> Config:
     """What a `config.json` says. `context`: how many positions are wanted, where the scaling depends on it; `partial`:
     RoPE may rotate a part of each head whatever the family."""
+    config = text_config(config, where)
     family = family_of(config, where)
-    if family.name == "gpt2":
-        config = _rename_gpt2(config, where)
-    config = {**family.defaults, **config}
+    config = _rename({**family.defaults, **config}, family, where)
     fields = Fields(config, where, HARMLESS)
     d, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
     kv_heads, head_size = heads, max(d // heads, 1)
@@ -327,8 +426,10 @@ def read_config(config: Mapping[str, Any], where: str, context: int | None = Non
         norm=family.norm,
         norm_offset=family.norm_offset,
         gated=family.gated,
+        pre_norms=family.pre_norms,
         post_norms=family.post_norms,
         qk_norm=family.qk_norm,
+        qk_norm_per_head=family.qk_norm_per_head,
         qkv_bias=_part(fields, family.qkv_bias),
         out_bias=_part(fields, family.out_bias),
         mlp_bias=_part(fields, family.mlp_bias),
@@ -348,12 +449,12 @@ def read_config(config: Mapping[str, Any], where: str, context: int | None = Non
     return found
 
 
-def _rename_gpt2(config: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """GPT-2's fields under the names of others. Two of those names say nothing in its own files."""
-    if strange := sorted({"rms_norm_eps", "intermediate_size"} & config.keys()):
-        expected = "layer_norm_epsilon, n_inner"
-        raise UnsupportedError(f"{where}: fields that GPT-2 does not have", expected=expected, got=strange)
-    return {_GPT2.get(name, name): value for name, value in config.items()}
+def _rename(config: Mapping[str, Any], family: Family, where: str) -> dict[str, Any]:
+    """A family's own fields under the names of others."""
+    if strange := sorted(set(family.foreign) & config.keys()):
+        own = ", ".join(sorted(theirs for theirs, name in family.renamed.items() if name in family.foreign))
+        raise UnsupportedError(f"{where}: fields that {family.name} does not have", expected=own, got=strange)
+    return {family.renamed.get(name, name): value for name, value in config.items()}
 
 
 def _part(fields: Fields, stated: bool | str) -> bool:

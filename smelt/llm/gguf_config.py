@@ -38,7 +38,6 @@ _FIELDS = {
     "expert_feed_forward_length": "moe_intermediate_size",
     "vocab_size": "vocab_size",
 }
-_GPT2 = {"rms_norm_eps": "layer_norm_epsilon", "intermediate_size": "n_inner"}  # its own names
 _HANDLED = (  # read below, or without a say in what is computed
     "attention.value_length",
     "attention.sliding_window_pattern",
@@ -93,7 +92,9 @@ def _as_json(file: Gguf, family: Family, metadata: Mapping[str, Any]) -> dict[st
         same = {
             name for name, number in (("num_key_value_heads", heads), ("head_dim", head)) if found.get(name) == number
         }
-        found = {_GPT2.get(name, name): value for name, value in found.items() if name not in same}
+        found = {name: value for name, value in found.items() if name not in same}
+    own = {name: theirs for theirs, name in family.renamed.items() if name in family.foreign}
+    found = {own.get(name, name): value for name, value in found.items()}
     if (pattern := metadata.get("attention.sliding_window_pattern")) is not None:
         if isinstance(pattern, list):
             found["layer_types"] = ["sliding_attention" if each else "full_attention" for each in pattern]
@@ -128,7 +129,7 @@ def _as_json(file: Gguf, family: Family, metadata: Mapping[str, Any]) -> dict[st
 
 def _particular(family: Family, found: dict[str, Any]) -> None:
     """What GGUF leaves to the reader."""
-    found[family.activation] = "gelu_pytorch_tanh" if family.scaled_embedding or family.name == "gpt2" else "silu"
+    found[family.activation] = "gelu_pytorch_tanh" if family.scaled_embedding or not family.gated else "silu"
     if family.name == "qwen3moe":
         found["norm_topk_prob"] = True
     if family.scale:  # the largest of Gemma's models scale by d / heads

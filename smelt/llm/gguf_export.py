@@ -20,7 +20,7 @@ from smelt.frozen import Frozen
 from smelt.ir.blocks import Block, decode
 from smelt.llm.checkpoint import Checkpoint
 from smelt.llm.config import Config, Layer, Rope, rope_frequencies
-from smelt.llm.families import FAMILIES
+from smelt.llm.families import FAMILIES, text_config
 from smelt.llm.gguf_vocabulary import vocabulary_of
 from smelt.llm.names import sources
 
@@ -35,7 +35,7 @@ def architecture_of(config: Config) -> str:
 def metadata_of(checkpoint: Checkpoint) -> dict[str, Any]:
     """All keys of the file."""
     config, name = checkpoint.config, architecture_of(checkpoint.config)
-    raw = json.loads((checkpoint.path / "config.json").read_text("utf-8"))
+    raw = _fields(checkpoint)
     found: dict[str, Any] = {"general.architecture": name, "general.name": checkpoint.name}
     found |= {f"{name}.{key}": value for key, value in _sizes(config).items()}
     found |= {f"{name}.{key}": value for key, value in _positions(config, raw).items()}
@@ -50,6 +50,12 @@ def metadata_of(checkpoint: Checkpoint) -> dict[str, Any]:
         found |= vocabulary_of(tokenizer, config.v, found)
         found["tokenizer.huggingface.json"] = tokenizer.to_json()
     return found
+
+
+def _fields(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """Those of the text model."""
+    file = checkpoint.path / "config.json"
+    return text_config(json.loads(file.read_text("utf-8")), str(file))
 
 
 def _sizes(config: Config) -> dict[str, Any]:
@@ -180,7 +186,7 @@ def _interleave(array: Array, heads: int) -> Array:
 
 def _factors(checkpoint: Checkpoint) -> dict[str, Content]:
     """Tensors that frequencies are divided by: Llama 3's, and both of longrope."""
-    raw = json.loads((checkpoint.path / "config.json").read_text("utf-8"))
+    raw = _fields(checkpoint)
     given = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     rope, kind = _rope(checkpoint.config), given.get("rope_type", given.get("type"))
     if rope is None or kind not in ("llama3", "longrope", "su"):

@@ -59,6 +59,20 @@ _QWEN3_MOE = {
     "layers.{i}.mlp.up_experts.weight": "model.layers.{i}.mlp.experts.{e}.up_proj.weight",
     "layers.{i}.mlp.down_experts.weight": "model.layers.{i}.mlp.experts.{e}.down_proj.weight",
 }
+_OLMO2 = {
+    **_LLAMA,
+    "layers.{i}.after_attn.weight": "model.layers.{i}.post_attention_layernorm.weight",
+    "layers.{i}.after_mlp.weight": "model.layers.{i}.post_feedforward_layernorm.weight",
+}
+del _OLMO2["layers.{i}.before_attn.weight"], _OLMO2["layers.{i}.before_mlp.weight"]
+_STARCODER2 = {
+    **_LLAMA,
+    "norm.bias": "model.norm.bias",
+    "layers.{i}.before_attn.bias": "model.layers.{i}.input_layernorm.bias",
+    "layers.{i}.before_mlp.bias": "model.layers.{i}.post_attention_layernorm.bias",
+    **{f"layers.{{i}}.mlp.up.{p}": f"model.layers.{{i}}.mlp.c_fc.{p}" for p in ("weight", "bias")},
+    **{f"layers.{{i}}.mlp.down.{p}": f"model.layers.{{i}}.mlp.c_proj.{p}" for p in ("weight", "bias")},
+}
 _GPT2 = {
     "embed.weight": "transformer.wte.weight",
     "positions.weight": "transformer.wpe.weight",
@@ -88,6 +102,8 @@ HUGGING_FACE: dict[str, Mapping[str, str]] = {
     "mixtral": _MIXTRAL,
     "qwen3moe": _QWEN3_MOE,
     "gpt2": _GPT2,
+    "starcoder2": _STARCODER2,
+    "olmo2": _OLMO2,
 }
 
 _GGUF = {
@@ -185,6 +201,36 @@ def canonical(weights: Weights, config: Config, gguf: bool) -> tuple[Weights, di
     return Weights(found, weights.metadata, weights.source), theirs
 
 
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """The tensors of the text model of a multimodal file, and what is beside them."""
+
+    weights: Weights
+    left_out: tuple[str, ...] = ()
+
+
+def text_part(weights: Weights, config: Config) -> TextPart:
+    """The text model is the module that has the token embeddings; names in it lose the module's. The output matrix may
+    stand beside it."""
+    table = sources(config, False)
+    model, embed = table["embed.weight"].names[0].split(".")[:2]
+    head = table["head.weight"].names[0].partition(".")[0]
+    modules = set()
+    for parts in (name.split(".") for name in weights if f".{embed}." in f".{name}"):
+        outer = parts[: parts.index(embed)]
+        modules.add(".".join(outer[:-1] if outer[-1:] == [model] else outer))
+    if len(modules) != 1:
+        raise FileError(
+            f"{weights.source}: the text model of a multimodal file",
+            expected=f"one module with {embed}",
+            got=", ".join(sorted(modules)) or "none",
+        )
+    prefix = "".join(f"{module}." for module in modules if module)
+    ours = {name: name.removeprefix(prefix) for name in weights if name.startswith((prefix, f"{head}."))}
+    kept = Weights({short: weights.find(name) for name, short in ours.items()}, weights.metadata, weights.source)
+    return TextPart(kept, tuple(name for name in weights if name not in ours))
+
+
 def stacked_names(config: Config, names: Iterable[str]) -> Iterator[list[str]]:
     """Those of a folder's names that are stacked to one tensor each. Quantised matrices are [out, in], so that a family
     which stores [in, out] is refused."""
@@ -216,8 +262,10 @@ def _biases(config: Config) -> Iterator[str]:
     if config.norm == "layer":
         yield "norm.bias"
     for i, layer in enumerate(config.layers):
-        if config.norm == "layer":
+        if config.norm == "layer" and config.pre_norms:
             yield from (f"layers.{i}.before_attn.bias", f"layers.{i}.before_mlp.bias")
+        if config.norm == "layer" and config.post_norms:
+            yield from (f"layers.{i}.after_attn.bias", f"layers.{i}.after_mlp.bias")
         yield from (f"layers.{i}.attn.{x}.bias" for x in "qkv" if config.qkv_bias)
         if config.out_bias:
             yield f"layers.{i}.attn.o.bias"

@@ -96,6 +96,7 @@ def _describe(found: Checkpoint) -> dict[str, Any]:
         "architecture": _traits(config),
         "parameters": sum(elements.values()),
         "formats": dict(formats.most_common()),
+        "multimodal": _multimodal(found) if found.multimodal else None,
         "quantised": found.quantised or None,
         "dequantised": sum(elements[name] for name in found.dequantised - found.sorted.keys()),
         "sorted": sum(elements[name] for name in found.dequantised & found.sorted.keys()),
@@ -104,6 +105,12 @@ def _describe(found: Checkpoint) -> dict[str, Any]:
         "cache_bytes": context * config.cache_bytes,
         "end_tokens": list(config.stop),
     }
+
+
+def _multimodal(found: Checkpoint) -> dict[str, Any]:
+    """The architecture, and the parts of it that are not loaded: modules with the numbers of their tensors."""
+    modules = Counter(name.removeprefix("model.").partition(".")[0] for name in found.left_out)
+    return {"architecture": found.multimodal, "left_out": dict(modules.most_common())}
 
 
 def _form(found: Checkpoint, name: str) -> str:
@@ -119,8 +126,8 @@ def _traits(config: Config) -> list[str]:
         "RMSNorm" if config.norm == "rms" else "LayerNorm",
         f"{config.activation}, {'gated' if config.gated else 'plain'} MLP",
         "learned positions" if config.positions else "",
-        "norms after attention and MLP" if config.post_norms else "",
-        "norms of queries and keys" if config.qk_norm else "",
+        f"norms {'' if config.pre_norms else 'only '}after attention and MLP" if config.post_norms else "",
+        f"norms of queries and keys{'' if config.qk_norm_per_head else ' over all heads'}" if config.qk_norm else "",
         "biases of q, k, v" if config.qkv_bias else "",
         f"attention softcap {config.softcap:g}" if config.softcap else "",
         f"logit softcap {config.final_softcap:g}" if config.final_softcap else "",

@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 
 import smelt.llm
+from smelt.cli.generate import show_language_model
 from smelt.errors import FileError, ParseError, SmeltError, UnsupportedError
 from smelt.ir.blocks import TABLE as BLOCKS
-from smelt.llm.families import TABLE, read_config
+from smelt.llm.checkpoint import open as open_checkpoint
+from smelt.llm.families import MULTIMODAL, TABLE, read_config
+from smelt.llm.report import describe
 from tests.llm_checkpoints import FIXTURE, Case, compare, write_checkpoint
 
 CASES = Case.load(FIXTURE)
@@ -77,10 +80,56 @@ def test_every_family_has_a_case() -> None:
     assert known == {row.name for row in TABLE}
 
 
+MULTIMODAL_CASES = [case for case in CASES if "text_config" in case.config]
+PLACES = (  # of the text model in a file: as transformers writes it, and as it has it in memory
+    ("language_model.model.", "model.language_model."),
+    ("model.text_model.", "text_model.model."),
+)
+
+
+def move(name: str) -> str:
+    """The name of a tensor in the other place."""
+    found = {old: new for places in PLACES for old, new in (places, places[::-1]) if name.startswith(old)}
+    return next((new + name.removeprefix(old) for old, new in found.items()), name)
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in MULTIMODAL_CASES])
+def test_the_text_model_of_a_multimodal_checkpoint(case: Case, tmp_path: Path) -> None:
+    """Its tensors may be in either place; what is beside them is named and not loaded."""
+    write_checkpoint(tmp_path / "a", case.config, case.shapes)
+    write_checkpoint(tmp_path / "b", case.config, {move(name): sizes for name, sizes in case.shapes.items()})
+    found, moved = (open_checkpoint(tmp_path / folder) for folder in "ab")
+    assert found.config == moved.config
+    assert {name: found.sizes(name) for name in found.weights} == {name: moved.sizes(name) for name in moved.weights}
+    assert found.left_out == moved.left_out
+    assert all("vision" in name or "projector" in name or "connector" in name for name in found.left_out)
+    assert len(found.weights) + len(found.left_out) == len(case.shapes)
+    said = describe(tmp_path / "a")["multimodal"]
+    assert said["architecture"] == case.config["architectures"][0]
+    assert sum(said["left_out"].values()) == len(found.left_out)
+    show_language_model(describe(tmp_path / "a"))
+
+
+def test_multimodal_checkpoints_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    case = MULTIMODAL_CASES[0]
+    write_checkpoint(tmp_path, case.config, {**case.shapes, "language_model.model.layers.0.extra.weight": (3,)})
+    with pytest.raises(FileError, match="no use for"):
+        open_checkpoint(tmp_path)
+    write_checkpoint(tmp_path, case.config, {**case.shapes, "other.model.embed_tokens.weight": (96, 48)})
+    with pytest.raises(FileError, match="the text model of a multimodal file") as caught:
+        open_checkpoint(tmp_path)
+    assert caught.value.got == "language_model, other"
+    write_checkpoint(tmp_path, case.config, {"vision_tower.weight": (3,)})
+    with pytest.raises(FileError, match="the text model of a multimodal file"):
+        open_checkpoint(tmp_path)
+
+
 def test_the_page_lists_what_is_there() -> None:
     page = (Path(__file__).parents[3] / "docs" / "llm.md").read_text("utf-8")
     for row in TABLE:
         assert f"| {row.name} | {', '.join(row.architectures)} | {', '.join(row.gguf) or 'llama'} |" in page
+    for architecture in MULTIMODAL:
+        assert architecture in page
     assert ", ".join(block.name for block in BLOCKS if block.kind is not None) + "." in page
 
 
@@ -192,6 +241,19 @@ HUB: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
         {"num_experts_per_tok": 2, "num_local_experts": 8, "output_router_logits": False, "router_aux_loss_coef": 0.02}
         | {"rope_theta": 1000000.0, "sliding_window": None},
     ),
+    "starcoder2-3b": (
+        "Starcoder2ForCausalLM",
+        (3072, 30, 24, 2, 12288, 49152, 16384),
+        {"activation_function": None, "embedding_dropout": 0.1, "residual_dropout": 0.1, "mlp_type": "default"}
+        | {"hidden_act": "gelu_pytorch_tanh", "norm_epsilon": 1e-05, "norm_type": "layer_norm", "use_bias": True}
+        | {"rope_theta": 999999.4420358813, "sliding_window": 4096},
+    ),
+    "OLMo-2-1124-7B": (
+        "Olmo2ForCausalLM",
+        (4096, 32, 32, 32, 11008, 100352, 4096),
+        {"attention_bias": False, "hidden_act": "silu", "rms_norm_eps": 1e-06, "rope_scaling": None}
+        | {"rope_theta": 500000, "tie_word_embeddings": False, "pad_token_id": 100277, "eos_token_id": 100257},
+    ),
     "Qwen3-30B-A3B": (
         "Qwen3MoeForCausalLM",
         (2048, 48, 32, 4, 6144, 151936, 40960),
@@ -209,10 +271,47 @@ def test_configurations_of_the_hub_are_read(name: str) -> None:
     found = read_config({"architectures": [architecture], **COMMON, **said, **rest}, name)
     assert (found.d, len(found.layers), found.heads) == sizes[:3]
     windows = {layer.window for layer in found.layers}
-    assert (windows != {None}) == (name in ("Mistral-7B", "gemma-2-2b", "gemma-3-1b", "Phi-3-mini-4k", "Phi-4-mini"))
+    windowed = ("Mistral-7B", "gemma-2-2b", "gemma-3-1b", "Phi-3-mini-4k", "Phi-4-mini", "starcoder2-3b")
+    assert (windows != {None}) == (name in windowed)
     turned = sum(layer.rope is not None for layer in found.layers)
     assert turned == (27 if name == "SmolLM3-3B" else sizes[1])
     assert (found.layers[0].experts is not None) == (name in ("Mixtral-8x7B", "Qwen3-30B-A3B"))
+
+
+def test_multimodal_configurations_of_the_hub_are_read() -> None:
+    """They leave out what is the default of transformers' class."""
+    gemma = {
+        "architectures": ["Gemma3ForConditionalGeneration"], "boi_token_index": 255999, "eoi_token_index": 256000,
+        "eos_token_id": [1, 106], "image_token_index": 262144, "initializer_range": 0.02, "mm_tokens_per_image": 256,
+        "model_type": "gemma3", "torch_dtype": "bfloat16", "transformers_version": "4.50.0.dev0",
+        "text_config": {
+            "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
+        },
+        "vision_config": {"hidden_size": 1152, "image_size": 896, "model_type": "siglip_vision_model"},
+    }  # fmt: skip
+    found = read_config(gemma, "config.json")
+    assert (found.family, found.d, found.heads, found.kv_heads, found.head_size) == ("gemma3", 2560, 8, 4, 256)
+    assert (found.v, found.context, found.tied, found.stop) == (262208, 131072, True, (1, 106))
+    assert [layer.window for layer in found.layers[:7]] == [1024] * 5 + [None, 1024]
+    full, sliding = found.layers[5].rope, found.layers[0].rope
+    assert full is not None
+    assert sliding is not None
+    assert (full.frequencies[0], sliding.frequencies[0]) == (1 / 8, 1)
+    mistral = {
+        "architectures": ["Mistral3ForConditionalGeneration"], "image_token_index": 10, "model_type": "mistral3",
+        "multimodal_projector_bias": False, "projector_hidden_act": "gelu", "spatial_merge_size": 2,
+        "vision_feature_layer": -1, "torch_dtype": "bfloat16", "vision_config": {"model_type": "pixtral"},
+        "text_config": {
+            "attention_dropout": 0.0, "head_dim": 128, "hidden_act": "silu", "hidden_size": 5120,
+            "initializer_range": 0.02, "intermediate_size": 32768, "max_position_embeddings": 131072,
+            "model_type": "mistral", "num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-05, "rope_theta": 1000000000.0, "sliding_window": None, "use_cache": True,
+            "vocab_size": 131072,
+        },
+    }  # fmt: skip
+    found = read_config(mistral, "config.json")
+    assert (found.family, found.d, found.head_size, found.tied, found.window) == ("mistral", 5120, 128, False, None)
 
 
 def test_fields_that_say_nothing_are_ignored() -> None:

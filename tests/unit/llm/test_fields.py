@@ -62,7 +62,7 @@ def test_fields_count_where_they_do_in_transformers(name: str) -> None:
             seen["refused"] += 1
             continue
         seen["read"] += 1
-        if key in ("attention_bias", "mlp_bias", "tie_word_embeddings"):
+        if key in ("attention_bias", "mlp_bias", "use_bias", "tie_word_embeddings"):
             continue  # the checkpoint decides: it lacks the biases, or has both matrices
         if (after != before) != changed and not (key == "max_position_embeddings" and value == [3]):
             wrong.append((key, *value, changed))

@@ -104,6 +104,18 @@ def test_families() -> None:
     assert largest.scale == pytest.approx((64 // 8) ** -0.5)
 
 
+def test_starcoder2_and_olmo2() -> None:
+    layer: dict[str, Any] = {"attention__layer_norm_rms_epsilon": None, "attention__layer_norm_epsilon": 1e-4}
+    code = read("starcoder2", tensors=("blk.0.attn_q.bias", "blk.0.attn_output.bias", "blk.0.ffn_up.bias"), **layer)
+    assert (code.norm, code.gated, code.epsilon, code.activation) == ("layer", False, 1e-4, "gelu_pytorch_tanh")
+    assert (code.qkv_bias, code.out_bias, code.mlp_bias, code.f) == (True, True, True, 96)
+    assert {each.window for each in code.layers} == {None}
+    assert {each.window for each in read("starcoder2", attention__sliding_window=9, **layer).layers} == {9}
+    olmo = read("olmo2")
+    assert (olmo.pre_norms, olmo.post_norms, olmo.qk_norm, olmo.qk_norm_per_head) == (False, True, True, False)
+    assert not any(each.rope.interleaved for each in (*code.layers, *olmo.layers) if each.rope)
+
+
 def test_windows() -> None:
     sixth = read("gemma3", attention__sliding_window=32, block_count=8)
     assert [layer.window for layer in sixth.layers] == [32] * 5 + [None] + [32] * 2

@@ -20,7 +20,7 @@ pytest.importorskip("gguf")
 CASES = {case.name: case for case in Case.load(FIXTURE)}
 NAMES = (
     *("llama", "llama-biases", "llama-linear", "llama3", "llama-yarn", "qwen2", "qwen3", "gemma2", "gemma3"),
-    *("phi3-long", "smollm3", "gpt2", "mistral-full", "qwen3moe"),
+    *("phi3-long", "smollm3", "gpt2", "mistral-full", "qwen3moe", "starcoder2", "olmo2", "olmo2-bias"),
 )
 
 

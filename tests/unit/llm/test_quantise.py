@@ -23,6 +23,10 @@ from smelt.read import gguf as reader
 from tests.llm_checkpoints import FIXTURE, Case, random_text, write_checkpoint
 from tests.llm_gguf import write_gguf, write_vocabulary
 
+FOLDERS = (
+    *("llama3", "llama-yarn", "qwen3", "phi3-long", "gpt2", "mixtral", "starcoder2-full", "olmo2"),
+    *("mistral3-multimodal", "smolvlm-multimodal"),
+)
 CASES = {case.name: case for case in Case.load(FIXTURE)}
 
 
@@ -98,7 +102,7 @@ def test_the_demo_says_how_to_get_its_model(monkeypatch: pytest.MonkeyPatch) -> 
 # ---- folders ----
 
 
-@pytest.mark.parametrize("name", ["llama3", "llama-yarn", "qwen3", "phi3-long", "gpt2", "mixtral"])
+@pytest.mark.parametrize("name", FOLDERS)
 def test_a_folder_is_written(name: str, tmp_path: Path) -> None:
     case, path = CASES[name], tmp_path / "out.gguf"
     write_checkpoint(tmp_path / "in", case.config, case.shapes)

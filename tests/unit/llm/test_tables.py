@@ -18,7 +18,7 @@ from smelt.llm import memory
 from smelt.llm.cache import cache_bytes, pool_sizes
 from smelt.llm.config import MAX_LAYERS, MAX_SIZE, Config, Experts, Fields, Layer, Rope
 from smelt.llm.decode import _pages, _slots
-from smelt.llm.families import BY_ARCHITECTURE, BY_GGUF, FAMILIES, family_of, read_config, token_ids
+from smelt.llm.families import BY_ARCHITECTURE, BY_GGUF, FAMILIES, MULTIMODAL, family_of, read_config, token_ids
 from smelt.llm.gguf_export import CLOSE, _equal
 from smelt.llm.options import MAX_ALTERNATIVES, Options
 from smelt.llm.pages import pages_in_window
@@ -43,6 +43,8 @@ DEFAULTS: dict[str, tuple[Any, ...]] = {
     "gpt2": (8, 8, 1024, 1e-5, "gelu_new", True, None, None),
     "mixtral": (8, 8, 131072, 1e-5, "silu", False, 1e6, None),
     "qwen3moe": (4, 8, 32768, 1e-6, "silu", False, 1e4, None),
+    "starcoder2": (2, 8, 4096, 1e-5, "gelu_pytorch_tanh", True, 1e4, None),
+    "olmo2": (8, 8, 2048, 1e-5, "silu", False, 1e4, None),
 }
 # family: norms, gate, norms after, norms of Q and K, biases (Q K V, output, MLP), embedding, caps, scale of the scores
 PARTS: dict[str, tuple[Any, ...]] = {
@@ -57,6 +59,8 @@ PARTS: dict[str, tuple[Any, ...]] = {
     "gpt2": ("layer", 0, False, False, False, (True, True, True), 1, (0, 0), 8),
     "mixtral": ("rms", 0, True, False, False, (False, False, False), 1, (0, 0), 8),
     "qwen3moe": ("rms", 0, True, False, True, (False, False, False), 1, (0, 0), 8),
+    "starcoder2": ("layer", 0, False, False, False, (True, True, True), 1, (0, 0), 8),
+    "olmo2": ("rms", 0, True, True, True, (False, False, False), 1, (0, 0), 8),
 }
 
 
@@ -88,6 +92,7 @@ def test_a_short_configuration_has_the_defaults_of_transformers(family: str) -> 
     assert (found.qkv_bias, found.out_bias, found.mlp_bias) == biases
     assert (found.embed_scale, found.softcap, found.final_softcap, found.scale) == (embed, *caps, scale**-0.5)
     assert found.positions == (family == "gpt2")
+    assert (found.pre_norms, found.qk_norm_per_head) == ((False, False) if family == "olmo2" else (True, True))
     bases = {
         wide: {theta(layer.rope) for layer in found.layers if (layer.window is None) == wide and layer.rope is not None}
         for wide in (True, False)
@@ -113,6 +118,7 @@ WINDOWS: list[tuple[str, dict[str, Any], list[int | None]]] = [
     ("qwen3", {"use_sliding_window": True, "max_window_layers": 0}, [W] * 12),
     ("qwen3", {"use_sliding_window": True, "layer_types": [FULL, SLIDING] * 6}, [None, W] * 6),
     ("qwen3moe", {"use_sliding_window": True}, [W] * 12),
+    ("starcoder2", {"sliding_window": 9}, [9] * 12),
     ("gemma2", {}, [W, None] * 6),
     ("gemma3", {}, [W] * 5 + [None] + [W] * 5 + [None]),
     ("gemma3", {"sliding_window_pattern": 4, "sliding_window": 5}, ([5] * 3 + [None]) * 3),
@@ -165,6 +171,9 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("llama", {"rope_parameters": {"rope_theta": 1e30}}, "rope_theta, partial_rotary_factor", "a number above 1"),
     ("phi3", {"partial_rotary_factor": 1.5}, "rope_theta, partial_rotary_factor", "one up to 1"),
     ("phi3", {"partial_rotary_factor": 0.4}, "partial_rotary_factor", "an even number of rotated elements"),
+    ("starcoder2", {"norm_type": "rms_norm"}, "norm_type", "'layer_norm'"),
+    ("starcoder2", {"mlp_type": "gated"}, "mlp_type", "'default'"),
+    ("olmo2", {"sliding_window": 5}, "sliding_window", "none in this family"),
     ("mistral", {"layer_types": [FULL] * 12}, "layer_types", "layers that are all alike"),
     ("mistral", {"sliding_window": 0}, "sliding_window", "a whole number"),
     ("gemma2", {"layer_types": [FULL] * 11}, "layer_types", f"12 of {FULL}, {SLIDING}"),
@@ -195,14 +204,17 @@ def test_unknown_fields_and_families() -> None:
     with pytest.raises(UnsupportedError, match="fields that may change") as caught:
         config_of("llama", **{f"strange_{i}": i + 1 for i in range(9)}, empty=[], no=False, none=None)
     assert caught.value.got == ", ".join(f"strange_{i}={i + 1}" for i in range(8))
-    with pytest.raises(UnsupportedError, match="fields that GPT-2 does not have") as caught:
+    with pytest.raises(UnsupportedError, match="fields that gpt2 does not have") as caught:
         config_of("gpt2", intermediate_size=3)
     assert caught.value.got == ["intermediate_size"]
+    with pytest.raises(UnsupportedError, match="fields that starcoder2 does not have") as caught:
+        config_of("starcoder2", rms_norm_eps=0.1)
+    assert caught.value.expected == "norm_epsilon"
     for said, got in (({"architectures": ["A", "B", 3]}, "A, B"), ({"model_type": "x"}, "model_type x")):
         with pytest.raises(UnsupportedError, match="no family of language models") as caught:
             family_of(said, "config.json")
         assert caught.value.got == got
-        assert str(caught.value.expected).split(", ") == list(BY_ARCHITECTURE)
+        assert str(caught.value.expected).split(", ") == [*BY_ARCHITECTURE, *MULTIMODAL]
     assert family_of({"architectures": ["A", "PhiForCausalLM", "Phi3ForCausalLM"]}, "").name == "phi3"
     assert {row.name for row in BY_GGUF.values()} == set(FAMILIES) - {"mistral", "mixtral"}
 
@@ -235,6 +247,25 @@ def test_fields_that_say_nothing_in_a_family() -> None:
         with pytest.raises(UnsupportedError, match="fields that may change") as caught:
             config_of("llama", **{field: 7.0})
         assert caught.value.got == f"{field}=7.0"
+
+
+@pytest.mark.parametrize("architecture", MULTIMODAL)
+def test_multimodal_architectures_are_read_as_their_text_models(architecture: str) -> None:
+    text = {**SMALL, "model_type": "qwen3_moe", "eos_token_id": 3, "tie_word_embeddings": False}
+    said = {"architectures": [architecture], "model_type": "x", "text_config": text, "vision_config": {"depth": 3}}
+    more = {"eos_token_id": [5, 6], "tie_word_embeddings": True}
+    alone = config_of("qwen3moe", eos_token_id=3, tie_word_embeddings=False)
+    assert read_config(said, "config.json") == alone
+    assert read_config({**said, **more}, "config.json") == replace(alone, stop=(5, 6), tied=True)
+    for change, name in (
+        ({"text_config": {**text, "model_type": "mamba"}}, "model_type of text_config"),
+        ({"text_config": {**text, "logit_scale": 2.0}}, "fields that may change"),
+        ({"text_config": None}, "model_type of text_config"),
+        ({"text_config": 3}, "text_config"),
+        ({"cross_attention_layers": [3]}, "fields that may change"),
+    ):
+        with pytest.raises(UnsupportedError, match=name):
+            read_config({**said, **change}, "config.json")
 
 
 def test_tokens_that_end_a_text() -> None:
@@ -508,6 +539,10 @@ def test_architectures_in_words() -> None:
     ]  # fmt: skip
     assert _traits(config_of("qwen3moe")) == [
         "RMSNorm", "silu, gated MLP", "norms of queries and keys", "RoPE", "8 of 128 experts in 12 layers",
+    ]  # fmt: skip
+    assert _traits(config_of("olmo2")) == [
+        "RMSNorm", "silu, gated MLP", "norms only after attention and MLP", "norms of queries and keys over all heads",
+        "RoPE",
     ]  # fmt: skip
     assert _traits(config_of("smollm3"))[-1] == "RoPE in 9 layers"
 
