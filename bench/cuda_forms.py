@@ -1,4 +1,4 @@
-"""`python -m bench.cuda_forms --out FILE.json`: GEMM on tensor cores in tf32, fp8 and int8 beside torch, in turns.
+"""`python -m bench.cuda_forms --out FILE.json`: GEMM in tf32, fp8 and int8, and of few rows, in turns with torch.
 
 Every case is timed as a graph that holds it many times, in rounds that alternate between smelt's variants and torch:
 the median of each. Errors are of some rows, against doubles, relative to the sum of the sizes of the products. `odd`
@@ -23,13 +23,14 @@ from bench.cuda_check import random as draw
 
 TIMES, ROUNDS = 10, 7
 FP8 = ("f8E4M3FN", "f8E5M2")
+F32_SIZES = ((1, 784, 128), (1, 2048, 1000), (1, 2048, 2048), (8, 2048, 2048), (16, 1024, 1024))  # rows, K, columns
 ODD_TILES = ((128, 128), (128, 256), (64, 64))
 
 
 class Ours:
     """A program with its inputs on the device."""
 
-    def __init__(self, text: str, x: Any, w: Any) -> None:
+    def __init__(self, text: str, x: Any, w: Any = None) -> None:
         from smelt.buffer import HostBuffer
         from smelt.device.registry import find_device
         from smelt.engine.native import native_engine
@@ -37,14 +38,13 @@ class Ours:
         from smelt.weights import Weights
 
         engine, self.driver = native_engine("cuda"), find_device("cuda").driver  # type: ignore[attr-defined]
-        self.made = engine.compile(parse(text)).prepare(Weights.of({"w": HostBuffer.of(w)}))
+        self.made = engine.compile(parse(text)).prepare(Weights.of({} if w is None else {"w": HostBuffer.of(w)}))
         inputs = [engine.put(HostBuffer.of(x))]  # type: ignore[attr-defined]
         with Timed(self.driver, TIMES) as timed:
             self.kept = self.made(*inputs)[0].wait()  # the memory that the kernels write
+            self.result = np.array(self.kept.numpy())  # before they are launched again
         launches, self.inputs = list(timed.launches), inputs
         self.kernels = [[each["name"], 1e6 * each["seconds"], each.get("registers")] for each in timed.kernels()]
-        self.result = self.kept.numpy()
-
         self.queue = self.driver.queues.current
 
         def work() -> None:
@@ -90,10 +90,10 @@ def peers(kind: str, x: Any, w: Any) -> dict[str, Callable[[], float]]:
         return {}
     if not torch.cuda.is_available():
         return {}
-    if kind == "tf32":
-        torch.backends.cuda.matmul.allow_tf32 = True
+    if kind in ("f32", "tf32"):
+        torch.backends.cuda.matmul.allow_tf32 = kind == "tf32"
         a, b = (torch.from_numpy(each).cuda() for each in (x, w))
-        return {"torch tf32": torch_peer(lambda: torch.matmul(a, b))}
+        return {f"torch {kind}": torch_peer(lambda: torch.matmul(a, b))}
     if kind == "int8":
         a, b = (torch.from_numpy(each.view(np.int8)).cuda() for each in (x, w))
         columns = b.t().contiguous().t()
@@ -224,13 +224,20 @@ def odd() -> dict[str, Any]:
 
 
 def few() -> dict[str, Any]:
-    found = {}
-    for rows, depth, columns in ((1, 4096, 14336), (64, 4096, 14336)):
-        for kind in (FP8[0], "bf16"):
-            x, w = draw((rows, depth), kind), draw((depth, columns), kind)
-            ours = Ours(dot_text(rows, depth, columns, kind), x, w)
-            seconds = median(ours() for _ in range(ROUNDS))
-            found[f"{rows}x{depth}x{columns} {kind}"] = {"us": 1e6 * seconds, "TB/s": 1e-12 * w.nbytes / seconds}
+    """Few rows: fp8 and bf16, and f32 in turns with torch."""
+    wide, found = [(rows, 4096, 14336) for rows in (1, 64)], {}
+    cases = [(*sizes, kind) for sizes in wide for kind in (FP8[0], "bf16")]
+    cases += [(*sizes, "f32") for sizes in (*F32_SIZES, *wide)]
+    for rows, depth, columns, kind in cases:
+        x, w = draw((rows, depth), kind), draw((depth, columns), kind)
+        calls = {"smelt": Ours(dot_text(rows, depth, columns, kind), x, w)} | (
+            peers(kind, x, w) if kind == "f32" else {}
+        )
+        times = [[call() for call in calls.values()] for _ in range(ROUNDS)]
+        found[f"{rows}x{depth}x{columns} {kind}"] = {
+            name: {"us": 1e6 * (seconds := median(each)), "TB/s": 1e-12 * w.nbytes / seconds}
+            for name, each in zip(calls, zip(*times, strict=True), strict=True)
+        }
     print("few", json.dumps(found), flush=True)
     return found
 

@@ -8,6 +8,7 @@
             greedy requests are served (`served`), and requests with a temperature and top-p (`sampled`)
     q4_0    engine with matrices in a block format; q4_0_products: each product alone, in bytes of weights per second
     fp8     engine with precision="fp8"
+    moe     engine with the sizes of Qwen3 30B-A3B: 128 experts, of which a token uses 8; moe_q4_0: in blocks
 
 Weights are random. Each case runs in a process of its own with a time limit, few layers first, and is written to FILE
 as soon as it is done: seconds of a step, tokens per second, the part of the memory's bandwidth, the longest kernels.
@@ -43,19 +44,20 @@ SERVED = 256  # tokens of a request
 MORE = 64  # steps besides, at most: the first, those of graphs alone and of kernels alone
 WALL = 60  # seconds of steps whose kernels' share is measured
 LARGE = Sizes(layers=80, d=8192, f=28672, heads=64)
+MIXED = Sizes(layers=48, d=2048, f=768, heads=16, kv_heads=4, v=151_936)
 SEED_SHAPES: dict[tuple[int, ...], Any] = {}
 
 
 def weights_of(shapes: dict[str, tuple[int, ...]], row: Block | None = None) -> Any:
     """One random array for each shape: layers share it on the host, and each has its own copy on the device.
-    `row`: arrays of three axes are blocks of this format."""
+    `row`: arrays of more than two axes are blocks of this format."""
     from smelt.buffer import HostBuffer
     from smelt.weights import Weights
 
     for seed, shape in enumerate(sorted({*shapes.values()})):
         if shape in SEED_SHAPES:
             continue
-        is_blocks = row is not None and len(shape) == 3
+        is_blocks = row is not None and len(shape) > 2
         SEED_SHAPES[shape] = random_blocks(row, shape, seed) if row and is_blocks else _random(shape, seed)
     return Weights.of({name: HostBuffer.of(SEED_SHAPES[shape]) for name, shape in shapes.items()})
 
@@ -180,59 +182,66 @@ class EngineStep:
         state["tokens"], state["at"] = [rows.best(i) or 0 for i in range(len(self.pages))], state["at"] + 1
 
 
-def bind_engine(sizes: Sizes, batch: int, first: int, format: str) -> EngineStep:
-    """One step for all sequences, 256 positions long or `first`. `format`: of the matrices, which "fp8" rounds."""
+def bind_engine(sizes: Sizes, batch: int, first: int, format: str, mixed: bool = False) -> EngineStep:
+    """One step for all sequences, 256 positions long or `first`. `format`: of the matrices, which "fp8" rounds.
+    `mixed`: an MLP is a mixture of experts."""
     from smelt.dtype import bf16, dtype
     from smelt.llm.checkpoint import Checkpoint
-    from smelt.llm.config import PAGE, Config, Layer, Rope
+    from smelt.llm.config import EXPERTS, PAGE, Config, Experts, Layer, Rope
     from smelt.llm.decoder import Decoder
     from smelt.llm.step import make_step
     from smelt.tensor.model import parameters_of
 
+    experts = Experts(128, 8, sizes.f, normalise=True) if mixed else None
     half = sizes.head_size // 2
     rope = Rope(tuple(float(500_000.0 ** (-i / half)) for i in range(half)))
     config = Config(
         "llama",
-        (Layer(rope),) * sizes.layers,
+        (Layer(rope, experts=experts),) * sizes.layers,
         *(sizes.d, sizes.f, sizes.heads, sizes.kv_heads, sizes.head_size, sizes.v, 8192),
         *(1e-5, "silu", sizes.head_size**-0.5),
         cache=dtype("bf16"),
     )
     plain = {name: each.shape.numbers() for name, each in parameters_of(Decoder, config=config, formats={}).items()}
     formats: dict[str, Any] = {
-        name: BLOCKS[format] if format in BLOCKS and len(shape) == 2 else bf16 for name, shape in plain.items()
+        name: BLOCKS[format] if format in BLOCKS and len(shape) > 1 and "router" not in name else bf16
+        for name, shape in plain.items()
     }
     made_of = parameters_of(Decoder, config=config, formats=formats)
     shapes = {name: each.shape.numbers() for name, each in made_of.items()}
     weights = weights_of(shapes, BLOCKS.get(format))
-    checkpoint = Checkpoint(Path("random"), "folder", config, weights, formats)
-    made = make_step(checkpoint, "cuda", "native", "fp8" if format == "fp8" else "q8")  # q8: the default
+    precision = "fp8" if format == "fp8" else "q8"  # q8: the default
+    checkpoint = Checkpoint(Path("random"), "folder", config, weights, formats).for_gpu(precision)
+    made = make_step(checkpoint, "cuda", "native", precision)
     length = first or 4 * PAGE
     each = -(-(length + WARM + STEPS + MORE) // PAGE)  # pages of a sequence
     arrays = [
         tuple(made.put(np.zeros((each * batch, config.kv_heads, *tail), bf16.numpy)) for tail in tails)
         for tails in [((config.head_size, PAGE), (PAGE, config.head_size))] * sizes.layers
     ]
+
+    def bytes_read(name: str) -> int:
+        whole = weights[name].numpy().nbytes
+        if experts is not None and name.endswith(EXPERTS):
+            return whole * min(experts.count, batch * experts.used) // experts.count  # at most: tokens may share one
+        return whole // 2 if format == "fp8" and name.startswith("layers.") else whole
+
     return EngineStep(
         made,
         config,
         length,
         [list(range(each * i, each * (i + 1))) for i in range(batch)],
-        sum(
-            weights[name].numpy().nbytes // (2 if format == "fp8" and name.startswith("layers.") else 1)
-            for name in shapes
-            if "embed" not in name
-        ),
+        sum(bytes_read(name) for name in shapes if "embed" not in name),
         {"pools": arrays, "at": length, "tokens": np.arange(batch)},
     )
 
 
-def run_engine(sizes: Sizes, batch: int, first: int, format: str = "bf16") -> dict[str, Any]:
+def run_engine(sizes: Sizes, batch: int, first: int, format: str = "bf16", mixed: bool = False) -> dict[str, Any]:
     """The decoder of `smelt.llm`: steps, a prompt, and requests as they are served."""
     from smelt.device.registry import find_device
 
     start = time.perf_counter()
-    engine = bind_engine(sizes, batch, first, format)
+    engine = bind_engine(sizes, batch, first, format, mixed)
     found: dict[str, Any] = {"load": time.perf_counter() - start}
     driver = find_device("cuda").driver  # type: ignore[attr-defined]
     found |= measure(engine.run, lambda: None, STEPS, driver, batch, engine.moved)
@@ -383,12 +392,19 @@ def run_twin(twins: dict[str, Any], sizes: Sizes, batch: int, first: int) -> dic
     return cuda_twin.compare(ours, twins, batch, first)
 
 
+def run_mixture(sizes: Sizes, batch: int, first: int, format: str = "bf16") -> dict[str, Any]:
+    mixed = sizes if sizes.d == SMALL.d else replace(MIXED, layers=sizes.layers)
+    return run_engine(mixed, batch, first, format, mixed=True)
+
+
 RUN: dict[str, Callable[[Sizes, int, int], dict[str, Any]]] = {
     "step": run_step,
     "overlap": run_overlap,
     "wall": run_wall,
     "engine": run_engine,
     "fp8": partial(run_engine, format="fp8"),
+    "moe": run_mixture,
+    "moe_q4_0": partial(run_mixture, format="q4_0"),
     **{format: partial(run_engine, format=format) for format in BLOCKS},
     **{f"{format}_products": partial(run_products, format=format) for format in BLOCKS},
 }

@@ -80,7 +80,8 @@ class CudaQueue:
         self.order, self._spare = Order(self, driver.queues), driver.spare
         self._staging: tuple[int, Staging] | None = None  # for small copies, with the address of its memory
         self._staged = threading.Lock()  # a copy from it begins before the next place in it is taken
-        self._pieces: list[Piece] = []  # that no result is copied to
+        self._pieces: list[Piece] = []  # that no result is copied to,
+        self._all_pieces: list[Piece] = []  # and all: if garbage alone held a piece, its event would be destroyed first
         self._kept: list[tuple[Event, Any]] = []  # objects of other libraries that running work reads
 
     @property
@@ -201,6 +202,7 @@ class CudaQueue:
             if not self._pieces:
                 first = self._driver.pin(PIECES * PIECE)
                 self._pieces += [Piece(first + i * PIECE, self._driver.new_event()) for i in range(PIECES)]
+                self._all_pieces += self._pieces
             piece = self._pieces.pop()
         copied = self._driver.direct.cuMemcpyDtoHAsync_v2(piece.address, address, array.nbytes, self.stream)
         if status := copied or self._driver.direct.cuEventRecord(piece.handle, self.stream):

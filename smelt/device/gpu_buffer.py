@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -59,18 +59,21 @@ class Block:
 class Lent(Block):
     """Memory of another library."""
 
-    __slots__ = ("_owner",)
+    __slots__ = ()
+    _owners: ClassVar[dict[int, Any]] = {}  # by the id of its block: what garbage alone holds may end in any order
 
     def __init__(self, queue: Queue, found: Imported) -> None:
         self.bytes = math.prod(found.sizes) * found.element.numpy.itemsize
         self.address = found.address
         self.shared = None
-        self.home, self._owner = queue, found.owner
+        self.home = queue
+        self._owners[id(self)] = found.owner
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if hasattr(self, "_owner") and not is_finalizing():
+        owner = self._owners.pop(id(self), None)
+        if owner is not None and not is_finalizing():
             for queue in list_users(self):
-                queue.keep_until_done(self._owner)  # calls that read it may still run
+                queue.keep_until_done(owner)  # calls that read it may still run
 
 
 class Borrowed:

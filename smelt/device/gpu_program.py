@@ -174,16 +174,14 @@ def to_device(driver: Driver, given: Any, shape: Shape, what: str, queue: Queue 
 
 
 class Recorded:
-    """A call: a graph for each run of launches and copies, and the memory of launches.
+    """A call: a graph for each run of launches and copies.
 
     `whole`: the one graph that holds all of the call; None where the host has a part in it.
     """
 
-    __slots__ = ("__weakref__", "graphs", "is_used", "marks", "memory", "whole")
+    __slots__ = ("__weakref__", "graphs", "is_used", "marks", "whole")
 
     def __init__(self, queue: Queue, run: Run) -> None:
-        self.memory = Block(queue, run.launch_bytes())
-        run.memory, run.memory_bytes = self.memory.address, self.memory.bytes
         self.graphs: list[Any] = []
         for plain, steps in run.program.segments:
             graph = queue.record(partial(run.steps, steps)) if plain else None
@@ -436,6 +434,8 @@ class GpuBound:
 
         run = Run(self._plan, queue, known.sized, self._table(known, given, results, queue), poll)
         run.waits = stop is not None
+        if self._arena is not None:
+            run.memory, run.memory_bytes = self._arena.address + known.sized.memory, known.sized.memory_bytes
         return run
 
     def _await(self, run: Run, end: Any) -> None:

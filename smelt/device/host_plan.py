@@ -30,6 +30,7 @@ OVERLAP = True  # launches that wait themselves for the one before may begin bef
 SHORTEST_PAUSE, LONGEST_PAUSE = 20e-6, 1e-3  # seconds between two questions whether the device is done
 PREFETCHING = 128  # blocks of a launch that prefetches for a later one
 NOTE = 8  # bytes: places of notes are multiples
+ALIGN = 256  # bytes: where the memory of launches begins
 STRAIGHT = ("launch", "copy", "ensure")  # steps that do not depend on data
 
 
@@ -146,14 +147,45 @@ def list_launches(steps: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]
     return found
 
 
+def count_blocks(launch: Mapping[str, Any], numbers: Sequence[int]) -> int:
+    """How many blocks a launch gets; 0: there is nothing to do."""
+    if launch["single"]:
+        return 1
+    most: int = launch.get("most", MOST_BLOCKS)
+    if launch["scratch"]:
+        most = max(1, MOST_SCRATCH // (launch["scratch"] * launch["per_block"]))
+    if launch["extent"] is None:
+        return min(most, 1024)
+    per_block: int = launch["per_block"]
+    count: int = -(-numbers[launch["extent"]] // per_block)
+    return min(most, max(0, count))
+
+
+def shared_bytes(launches: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> int:
+    """Bytes that the launches of a kernel share."""
+    found = 0
+    for one in launches:
+        each = one["saved"]
+        if one["scratch"]:  # few have some
+            each += one["scratch"] * one["per_block"] * count_blocks(one, numbers)
+        found = max(found, each)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """The numbers of a call: values of symbols, of sizes that are no data's, offsets of slots and their bytes."""
+    """The numbers of a call: values of symbols, of sizes that are no data's, offsets of slots in its memory, the offset
+    of the memory that launches share (not those in loops and branches), and its bytes."""
 
     symbols: Mapping[str, int]
     numbers: tuple[int, ...]
     offsets: tuple[int, ...]
-    arena: int
+    memory: int
+    memory_bytes: int
+
+    @property
+    def arena(self) -> int:
+        return self.memory + self.memory_bytes
 
     @staticmethod
     def of(program: PlanProgram, values: Sequence[int]) -> Sized:
@@ -170,9 +202,12 @@ class Sized:
         for slot in plan["slots"]:
             offsets.append(total)
             total += max(0, *(numbers[size] for size in slot))
-        if total >= LIMIT:
+        launches = (step["launches"] for step in plan["steps"] if step["do"] == "launch")
+        memory = max((shared_bytes(each, numbers) for each in launches), default=0)
+        total = -(-total // ALIGN) * ALIGN if memory else total
+        if total + memory >= LIMIT:
             raise PlanError(TOO_LARGE)
-        return Sized(known, numbers, tuple(offsets), total)
+        return Sized(known, numbers, tuple(offsets), total, memory)
 
 
 def _holds(check: Sequence[Any], numbers: Sequence[int]) -> bool:
@@ -210,21 +245,6 @@ class Run:
 
     def start(self) -> None:
         self.steps(self.program.plan["steps"])
-
-    def launch_bytes(self) -> int:
-        """The memory of launches, except of those in loops and branches."""
-        steps = (step["launches"] for step in self.program.plan["steps"] if step["do"] == "launch")
-        return max(map(self.shared_bytes, steps), default=0)
-
-    def shared_bytes(self, launches: Sequence[Mapping[str, Any]]) -> int:
-        """Bytes that the launches of a kernel share."""
-        found = 0
-        for one in launches:
-            each = one["saved"]
-            if one["scratch"]:  # few have some
-                each += one["scratch"] * one["per_block"] * self.blocks(one)
-            found = max(found, each)
-        return found
 
     def allocate(self, count: int) -> int:
         address = self.queue.allocate(count)
@@ -268,11 +288,11 @@ class Run:
             self.poll()
 
     def launch(self, launches: Sequence[Mapping[str, Any]]) -> None:
-        memory = self.shared_bytes(launches)
+        memory = shared_bytes(launches, self.numbers)
         if memory > self.memory_bytes:
             self.memory, self.memory_bytes = self.allocate(memory), memory
         for each in launches:
-            blocks = self.blocks(each)
+            blocks = count_blocks(each, self.numbers)
             if blocks:
                 arguments = [self.buffers[i] for i in each["buffers"]]
                 arguments += [self.numbers[i] for i in each["sizes"]]
@@ -290,19 +310,6 @@ class Run:
             return []
         buffer, *pieces = launch.get("prefetch", (0, 0, 0, 0))
         return [self.buffers[buffer], *pieces]
-
-    def blocks(self, launch: Mapping[str, Any]) -> int:
-        """How many blocks a launch gets; 0: there is nothing to do."""
-        if launch["single"]:
-            return 1
-        most: int = launch.get("most", MOST_BLOCKS)
-        if launch["scratch"]:
-            most = max(1, MOST_SCRATCH // (launch["scratch"] * launch["per_block"]))
-        if launch["extent"] is None:
-            return min(most, 1024)
-        per_block: int = launch["per_block"]
-        count: int = -(-self.numbers[launch["extent"]] // per_block)
-        return min(most, max(0, count))
 
     def repeat(self, step: Mapping[str, Any]) -> None:
         while True:

@@ -31,6 +31,7 @@ def bf16_rules(pack: int) -> list[Rule]:
         Rule(op("stablehlo.convolution", "x", "y"), _sum_in_f32, "a sum is rounded to a narrow type once"),
         Rule(op("stablehlo.dot_general", "x", "y"), dot, "f32 holds every bf16 number"),
         Rule(op("stablehlo.convolution", "x", "y"), convolution, "f32 holds every bf16 number"),
+        Rule(op("chlo.ragged_dot", "x", "y", "sizes"), dot, "f32 holds every bf16 number"),
     ]
 
 
@@ -76,4 +77,4 @@ def _widen(m: Match, *kinds: DType) -> Value | None:
         return None
     wide = [m.build.convert(value, result=value.shape.with_dtype(f32)) for value in operands]
     attrs = {name: value for name, value in m.op.attrs.items() if name != "algorithm"}
-    return m.build.op(m.op.name, *wide, result=m.shape, **attrs).result
+    return m.build.op(m.op.name, *wide, *m.edit.operands(m.op)[2:], result=m.shape, **attrs).result

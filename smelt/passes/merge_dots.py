@@ -27,7 +27,8 @@ from smelt.passes.crop import crop
 from smelt.passes.split_prepare import WEIGHT
 from smelt.shape import Shape
 
-DOTS = ("smelt.packed_dot", "smelt.packed_block_dot")
+DOTS = ("smelt.packed_dot", "smelt.packed_block_dot", "smelt.grouped_dot")
+PAIRS = ("smelt.packed_dot", "smelt.grouped_dot")  # that may alternate
 MANY_COLUMNS = 8192  # a product with as many has enough blocks, and keeps its epilogue,
 FEW_ROWS = 32  # unless it has few rows: then a launch costs more than the epilogue's results in memory
 MEET = 32  # ops of one product until it meets another one
@@ -48,7 +49,7 @@ def _merge_in(edit: Edit, region: Region) -> int:
     groups: dict[Hashable, list[Op]] = {}
     for op in edit.ops(region):
         if op.name in DOTS and _can_merge(edit, op, weights):
-            *left, panels = edit.operands(op)
+            left, panels = _sides(edit, op)
             rows = tuple((_source(edit, each), each.type) for each in left)
             key = (op.name, rows, panels.shape.dtype, op.result.shape.dtype, _is_wide(op), *op.attrs.values())
             groups.setdefault(key, []).append(op)
@@ -104,6 +105,8 @@ def _keep_epilogues(edit: Edit, ops: list[Op]) -> bool:
     alternate."""
     rows = ops[0].result.shape.sizes[1]
     many = isinstance(rows, int) and rows > FEW_ROWS and ops[0].operands[0].shape.dtype in (bf16, *FP8)
+    if ops[0].name == "smelt.grouped_dot":  # each has enough blocks
+        return not _are_paired(edit, ops)
     return many or (_is_wide(ops[0]) and not _are_paired(edit, ops))
 
 
@@ -123,12 +126,20 @@ def _source(edit: Edit, value: Value) -> Value:
 
 def _can_merge(edit: Edit, op: Op, weights: set[Value]) -> bool:
     """Whether whole panels of weights are multiplied, of few columns or by what may be few rows."""
-    panels, columns = edit.operands(op)[-1], op.result.shape.sizes[2]
+    (_, panels), columns = _sides(edit, op), op.result.shape.sizes[2]
     count = panels.shape.sizes[1]
     width = _columns_of_panel(op)
     is_dynamic = not isinstance(op.result.shape.sizes[1], int)
     whole = isinstance(columns, int) and columns == count * width and (is_dynamic or not _is_wide(op))
-    return whole and panels.shape.sizes[0] == 1 and _depends_on(edit, panels, weights)
+    alone = op.name == "smelt.grouped_dot" or panels.shape.sizes[0] == 1
+    return whole and alone and _depends_on(edit, panels, weights)
+
+
+def _sides(edit: Edit, op: Op) -> tuple[list[Value], Value]:
+    """(Rows, and the sizes of their groups where there are some; panels)."""
+    operands = edit.operands(op)
+    panels = operands.pop(1 if op.name == "smelt.grouped_dot" else -1)
+    return operands, panels
 
 
 def _depends_on(edit: Edit, value: Value, weights: set[Value]) -> bool:
@@ -166,13 +177,14 @@ def _merge(edit: Edit, ops: list[Op], followed: list[_End]) -> None:
             copies[value] = made.result
         return copies[value]
 
-    each = [copy(edit.operands(op)[-1]) for op in ops]
+    each = [copy(_sides(edit, op)[1]) for op in ops]
     pairs = not followed and _are_paired(edit, ops)
     panels = _alternate(build, each, _columns_of_panel(first)) if pairs else build.concatenate(*each, dimension=1)
-    left = edit.operands(first)[:-1]
+    left, _ = _sides(edit, first)
+    given = [left[0], panels, *left[1:]] if first.name == "smelt.grouped_dot" else [*left, panels]
     ends = [*accumulate(size for op in ops if isinstance(size := op.result.shape.sizes[2], int))]
     total = Shape.of(first.result.shape.dtype, (*first.result.shape.sizes[:2], ends[-1]))
-    whole = build.op(first.name, *left, panels, result=total, **first.attrs).result
+    whole = build.op(first.name, *given, result=total, **first.attrs).result
     if followed:
         shape = Shape.of(total.dtype, (*followed[0].sizes[:-1], ends[-1]))
         bias = build.concatenate(*(copy(each.bias) for each in followed), dimension=0)
@@ -198,7 +210,7 @@ def _columns_of_panel(op: Op) -> int:
 def _are_paired(edit: Edit, ops: list[Op]) -> bool:
     """Whether these are two products of equally many columns, and all that reads them reads both at the same index."""
     one, *others = (op.result for op in ops)
-    if len(others) != 1 or ops[0].name != "smelt.packed_dot" or others[0].type != one.type:
+    if len(others) != 1 or ops[0].name not in PAIRS or others[0].type != one.type:
         return False
     layout = Layout.parse(ops[0].attrs["layout"])
     plain = len(layout.axes) == 4 and layout.axes[1][0].axis == layout.axes[-1][0].axis == 2

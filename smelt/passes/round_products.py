@@ -16,6 +16,8 @@ from smelt.passes.fp8 import multiply_in_fp8
 from smelt.passes.tf32 import round_to_tf32
 from smelt.passes.weight_matmul import is_weight_matmul
 
+PRODUCTS = ("stablehlo.dot_general", "chlo.ragged_dot")
+
 
 def round_products(program: Program, precision: str = "bf16") -> Program:
     """The program, decompositions of composites included."""
@@ -35,13 +37,15 @@ def round_products(program: Program, precision: str = "bf16") -> Program:
 
 
 def is_f32_product(op: Op) -> bool:
-    values = (*op.operands, *op.results)
-    return op.name == "stablehlo.dot_general" and all(value.shape.dtype == f32 for value in values)
+    """Whether it is a matmul of f32, also one whose groups of rows have their own matrices."""
+    values = (*op.operands[:2], *op.results)
+    return op.name in PRODUCTS and all(value.shape.dtype == f32 for value in values)
 
 
 def round_product(edit: Edit, product: Op) -> Value:
     """The same product of bf16 operands."""
-    narrow = [_narrow(edit, product, value) for value in edit.operands(product)]
+    lhs, rhs, *sizes = edit.operands(product)
+    narrow = [*(_narrow(edit, product, value) for value in (lhs, rhs)), *sizes]
     attrs = {name: value for name, value in product.attrs.items() if name != "algorithm"}
     return edit.before(product).op(product.name, *narrow, result=product.result.shape, **attrs).result
 
@@ -56,8 +60,10 @@ def _narrow(edit: Edit, product: Op, value: Value) -> Value:
     return edit.before(product).convert(value, result=value.shape.with_dtype(bf16))
 
 
-def _round_product_to_tf32(edit: Edit, product: Op) -> Value:
+def _round_product_to_tf32(edit: Edit, product: Op) -> Value | None:
     """The same product of f32 operands rounded to tf32."""
+    if product.name != "stablehlo.dot_general":
+        return None
     b = edit.before(product)
     rounded = [round_to_tf32(b, value) for value in edit.operands(product)]
     attrs = {name: value for name, value in product.attrs.items() if name != "algorithm"}
@@ -67,6 +73,8 @@ def _round_product_to_tf32(edit: Edit, product: Op) -> Value:
 def _round_product_to_fp8(edit: Edit, product: Op) -> Value | None:
     """The same weight matmul on fp8. Block-quantised weights, which are smaller, are left, and products that ask for
     precision: with weights of bf16 both operands of these are rounded to bf16."""
+    if product.name != "stablehlo.dot_general":
+        return None
     maker = edit.maker(edit.operands(product)[1])
     blocks = maker is not None and maker.name == "stablehlo.composite"
     precise = {*(product.attrs.get("precision_config") or ())} - {"DEFAULT"}

@@ -32,9 +32,11 @@ FUNCTION = re.compile(
     r'^extern "C" __global__ void (?:__cluster_dims__\((\d), 1, 1\) )?__launch_bounds__\([\d, ]+\) (\w+)\((.*)\) \{$',
     re.MULTILINE,
 )
+SHARED = re.compile(r"^ *__shared__ [^;]*;", re.MULTILINE)
 WAITS = re.compile(r"__sync|smelt_(shuffle_|mma_|tile|few|stream|block_|round_row|decode|attend)|__shfl")
 FLAGS = ("-std=c++17", "-Og", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing", "-w", "-shared", "-fPIC")
 GUARD = 64
+STATIC = 48 << 10  # bytes of shared memory of a kernel that need not be asked for
 
 
 def compiler() -> list[str] | None:
@@ -52,6 +54,7 @@ def compile_emulated(text: str, machine: str = "sm_90") -> bytes:
     """The text as a library with one function `emulate_NAME(blocks, threads, arguments)` for each kernel."""
     shared = "char *const smelt_shared = own_shared();"  # the emulator has it
     text = text.replace("extern __shared__ __align__(1024) char smelt_shared[];", shared)
+    text = SHARED.sub(count_arrays, text)
     flags = (*FLAGS, "-DSMELT_WGMMA") if machine == "sm_90" else FLAGS
     calls = []
     pieces = FUNCTION.split(text)
@@ -63,8 +66,8 @@ def compile_emulated(text: str, machine: str = "sm_90") -> bytes:
         calls.append(f'extern "C" {{ int arity_{name} = {len(kinds)}; }}')
         waits = "true" if WAITS.search(body) else "false"
         calls.append(
-            f'extern "C" void emulate_{name}(int blocks, int threads, const long long *a)'
-            f" {{ emulate(unpack_{name}, {waits}, {cluster or 1}, blocks, threads, a); }}"
+            f'extern "C" int emulate_{name}(int blocks, int threads, const long long *a)'
+            f" {{ return emulate(unpack_{name}, {waits}, {cluster or 1}, blocks, threads, a); }}"
         )
     command = compiler()
     assert command is not None
@@ -75,6 +78,11 @@ def compile_emulated(text: str, machine: str = "sm_90") -> bytes:
         if done.returncode:
             raise DeviceError("the emulator could not compile the program", got=done.stderr[:3000])
         return made.read_bytes()
+
+
+def count_arrays(found: re.Match[str]) -> str:
+    """The declaration of arrays in shared memory, and calls that count them."""
+    return " ".join([found[0], *(f"count_static({each}, sizeof {each});" for each in re.findall(r"(\w+)\[", found[0]))])
 
 
 class EmulatedDriver:
@@ -115,11 +123,14 @@ class EmulatedDriver:
         *,
         overlap: bool = False,
     ) -> None:
-        assert 0 <= shared <= 227 << 10, "more shared memory than a block has"
+        most = TARGETS["sm_{}{}".format(*self.capability)].cache_bytes[0]
+        assert 0 <= shared <= most, "more shared memory than a block has"
         assert 1 <= threads <= 1024, "a block has at most 1024 threads"
         assert 1 <= blocks < 1 << 31, "a grid has at most 2**31 - 1 blocks"
         self.launches += 1
-        function(blocks, threads, (ctypes.c_longlong * len(arguments))(*arguments))
+        fixed = function(blocks, threads, (ctypes.c_longlong * len(arguments))(*arguments))
+        assert fixed <= STATIC, "more static shared memory than a kernel may have"
+        assert fixed + shared <= most, "more shared memory than a block has, with what is static"
         for address in self.held:
             self.check(address)
 
@@ -266,3 +277,11 @@ def register(seed: int | None = None) -> EmulatedCuda:
     registry.KINDS["cuda"] = lambda: device
     registry.find_device.cache_clear()
     return device
+
+
+def find_name(name: str) -> str:
+    """What `smelt.load(device=…)` is given for a `--device` option: `emulated` is the device `cuda` on the emulator."""
+    if name == "emulated":
+        register()
+        return "cuda"
+    return name

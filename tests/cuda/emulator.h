@@ -233,6 +233,7 @@ static void smelt_mma_sync_int8(int *c, const unsigned *a, const unsigned *b) {
 struct smelt_two_words;
 template <class W = smelt_two_words> static W smelt_read_pair(const void *from) { return *(const W *)from; }
 static unsigned smelt_read_word(const void *from) { return *(const unsigned *)from; }
+template <class T> static T smelt_now(const T *from) { return *from; }
 static float smelt_inverse(float x) { return 1.0f / x; }
 static int smelt_nearest(float x) { return x == x ? (int)rintf(x) : 0; }
 static int smelt_byte(unsigned word, int at) { return (signed char)(word >> 8 * at); }
@@ -290,6 +291,12 @@ static void smelt_prefetch(const void *) {}
 static void smelt_share_writes() {}
 static unsigned smelt_count(unsigned *counter) { return (*counter)++; }
 static unsigned smelt_count_readers(unsigned *counter) { return (*counter)++; }
+template <class T> static void atomicAdd(T *at, T x) { *at += x; }
+template <class T> static void atomicAnd(T *at, T x) { *at &= x; }
+template <class T> static void atomicOr(T *at, T x) { *at |= x; }
+template <class T> static void atomicXor(T *at, T x) { *at ^= x; }
+template <class T> static void atomicMin(T *at, T x) { *at = x < *at ? x : *at; }
+template <class T> static void atomicMax(T *at, T x) { *at = x > *at ? x : *at; }
 static float smelt_read_shared(const float *from) { return *from; }
 template <class W = smelt_words> static W smelt_read(const void *from) { return *(const W *)from; }
 template <class W = smelt_words> static W smelt_stream(const void *from) { return *(const W *)from; }
@@ -567,8 +574,20 @@ static void run_blocks(int threads) {  // of a cluster
     }
   }
 }
-static void emulate(
+// Static shared memory of a launch: every array that a thread of it came by, once.
+static const void *static_arrays[64];
+static int static_count, static_bytes;
+static void count_static(const void *array, int bytes) {
+  for (int i = 0; i < static_count; i++)
+    if (static_arrays[i] == array) return;
+  if (static_count == 64) abort();
+  static_arrays[static_count++] = array;
+  static_bytes += bytes;
+}
+// Returns the bytes of static shared memory.
+static int emulate(
     void (*kernel)(const long long *), bool waits, int cluster, int blocks, int threads, const long long *arguments) {
+  static_count = static_bytes = 0;
   kernel_here = kernel;
   arguments_here = arguments;
   threads_here = threads;
@@ -586,4 +605,5 @@ static void emulate(
       }
     }
   }
+  return static_bytes;
 }

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from smelt.buffer import HostBuffer
+from smelt.device.cuda import TARGETS
+from smelt.device.host_plan import list_launches
 from smelt.dim import symbol
 from smelt.dtype import f32, ui8
 from smelt.engine.compile import emit_source, plan_program
@@ -43,6 +45,33 @@ def most_blocks(program: Program, device: EmulatedCuda) -> int:
     *_, text = emit_source([plan_program(program, device.target())]).texts(1)
     steps = json.loads(text)["programs"]["smelt0"]["steps"]
     return int(next(each["most"] for step in steps for each in step.get("launches", ()) if "most" in each))
+
+
+@pytest.mark.parametrize("machine", TARGETS)
+def test_every_launch_fits_every_chip(machine: str, emulated: EmulatedCuda) -> None:
+    """Sixteen shares of 64 rows take 128 KB: where a block has less, eight of them are added before the others."""
+    programs = [round_activations(product(BLOCKS[format], 16, 48)) for format in ("q4_0", "q5_1", "q6_k")]
+    target = emulated.target(machine)
+    *files, text = emit_source([plan_program(program, target) for program in programs]).texts(1)
+    for plan in json.loads(text)["programs"].values():
+        assert all(each["shared"] <= target.cache_bytes[0] for each in list_launches(plan["steps"]))
+    sizes = re.findall(r"smelt_block_rows<\w+, 64, .*, (\d+)>", "".join(files))
+    assert set(sizes) == {"16" if target.cache_bytes[0] >= 128 << 10 else "8"}
+
+
+@pytest.mark.parametrize("format", ["q4_0", "q5_k"])
+def test_shares_are_added_in_rounds_where_memory_is_short(format: str, emulated: EmulatedCuda, seed: int) -> None:
+    row, columns = BLOCKS[format], 48
+    blocks = 68 if row.length == 32 else 17
+    program = round_activations(product(row, blocks, columns))
+    w = random_weights(row, columns, blocks, seed=seed)
+    x = np.random.default_rng(seed).standard_normal((65, blocks * row.length), np.float32)
+    (made,) = compile_all([program], emulated.target("sm_89"))
+    assert not isinstance(made, SmeltError)
+    (want,) = run(program, [x, w])
+    found = made(x, w)[0].numpy()
+    np.testing.assert_allclose(found, want, rtol=0, atol=4e-6 * np.abs(want).max())
+    np.testing.assert_array_equal(made(x[:8], w)[0].numpy(), found[:8])
 
 
 @pytest.mark.parametrize("few", [0, blocks_simt.FEW_BLOCKS])
@@ -203,7 +232,10 @@ def test_short_launches_in_front_of_block_products_begin_early(emulated: Emulate
     source = emit_source([plan_program(feed_forward(96, 64), emulated.target())])
     *files, text = source.texts(1)
     steps = json.loads(text)["programs"]["smelt0"]["steps"]
-    short = [each for step in steps for each in step.get("launches", ()) if not each["awaits"]]
+    launches = [each for step in steps for each in step.get("launches", ())]
+    products = [each for each in launches if "block_dot" in each["function"]]
+    assert [bool(each["awaits"]) for each in products] == [each["streams"] for each in products]
+    short = [each for each in launches if each not in products]
     assert [each["function"] for each in short if not each["waits"]] == []
     for each in short:
         body = "".join(files).split(f" {each['function']}(")[1].split("\n}")[0]
@@ -225,3 +257,26 @@ CHAIN = """func.func @main(%x: tensor<256x512xbf16>, %w: tensor<512x128xbf16> {s
     : (tensor<256x512xbf16>, tensor<512x128xbf16>) -> tensor<256x128xf32>
   return %z : tensor<256x128xf32>
 }"""
+
+
+@pytest.mark.parametrize("format", ["q4_0", "q8_0", "q5_1", "q4_k", "q6_k", "q2_k", "iq4_nl", "mxfp4"])
+def test_many_rows_have_the_bits_of_few(
+    format: str, emulated: EmulatedCuda, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large tiles, of which the last one of rows and of columns is not full; fewer chunks of K than shares, or more."""
+    monkeypatch.setattr(blocks_simt, "ENOUGH", 1)
+    row, columns = BLOCKS[format], 128 + 48
+    for blocks in (16, 36) if format == "q4_0" else (4 if row.length == 32 else 1,):
+        program = round_activations(product(row, blocks, columns))
+        w = random_weights(row, columns, blocks, seed=seed)
+        x = np.random.default_rng(seed).standard_normal((130, blocks * row.length), np.float32)
+        (made,) = compile_all([program], emulated.target())
+        assert not isinstance(made, SmeltError)
+        text = emit_source([plan_program(program, emulated.target())]).text()
+        assert "smelt_block_tile<" in text
+        assert "smelt_block_some<" in text
+        found = made(x, w)[0].numpy()
+        for rows in (5, 21):  # few; some, which come through shared memory
+            np.testing.assert_array_equal(found[130 - rows :], made(x[130 - rows :], w)[0].numpy())
+        (want,) = run(program, [x, w])
+        np.testing.assert_allclose(found, want, rtol=0, atol=4e-6 * np.abs(want).max())

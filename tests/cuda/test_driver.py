@@ -14,7 +14,7 @@ from tests.cuda.emulated import compiler
 
 HERE = Path(__file__).parent
 SCRIPT = """
-import ctypes, numpy as np, smelt, smelt.engine.native, smelt.stop
+import ctypes, gc, numpy as np, smelt, smelt.engine.native, smelt.stop
 from smelt.device import cuda, cuda_driver, cuda_queue, registry
 from smelt.errors import DeviceError, RunError
 from tests.cuda.emulated import HEADER, compile_emulated
@@ -87,7 +87,13 @@ for _ in range(100):  # a piece comes again, read or not
 assert called == copied * 100 and len(queue._pieces) == cuda_queue.PIECES - 1, called
 assert np.array_equal(small.numpy(), array) and np.array_equal(small.numpy(), array)
 assert len(queue._pieces) == cuda_queue.PIECES
-del small
+small.copy_to_host()
+ring = [small]
+ring.append(ring)
+del small, ring
+called.clear()
+gc.collect()  # of a buffer that is copied: its piece comes again, with its event
+assert len(queue._pieces) == cuda_queue.PIECES and "cuEventDestroy" not in called, called
 called.clear()
 cuda_queue.SMALL = 0
 for pinned in (0, array.ctypes.data):  # the device reads memory that is pinned later: it may change after the call

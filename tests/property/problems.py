@@ -21,6 +21,7 @@ from smelt.ir.build import Builder, FuncBuilder
 from smelt.ir.core import Program, Region, Value
 from smelt.ir.interpret import run
 from smelt.ir.ops.window import window_count
+from smelt.kernel.loops.fold import identity
 from smelt.shape import Shape
 from tests.property.loops import looping
 
@@ -534,32 +535,94 @@ def gathers(dice: Draw) -> Wanted:
 
 
 def scatters(dice: Draw) -> Wanted:
+    """Rows, elements, overlapping windows or batches, at places several of which are the same or out of bounds."""
     table, width, count = dice.size(37, 1, open=0), dice.size(33), dice.size(33)
-    element = dice.pick(("f32", "f64", "i32", "ui8"))
-    name = dice.pick(("add", "maximum"))
+    element = dice.pick(("f32", "f64", "bf16", "i32", "i64", "ui8"))
+    name = dice.pick(("add", "maximum", "minimum", "replace", "reflect"))
+    form = dice.pick(("rows", "rows", "elements", "windows", "batches"))
+    operand, at, updates, dims = {
+        "rows": ((table, width), (count,), (count, width), ScatterDims((1,), (0,), (), (), (0,), 1)),
+        "elements": ((table,), (count, 1), (count,), ScatterDims((), (0,), (), (), (0,), 1)),
+        "windows": ((table, table), (count, 2), (count, 1, table), ScatterDims((1, 2), (), (), (), (1, 0), 1)),
+        "batches": ((2, table, 3), (count, 2, 1), (count, 2, 3), ScatterDims((2,), (1,), (0,), (1,), (1,), 2)),
+    }[form]
 
     def build(f: Builder, x: Value, at: Value, update: Value) -> Value:
-        dims = ScatterDims((1,), (0,), (), (), (0,), 1)
-        body = combine(f, name, x.shape.dtype)
-        return f.scatter(x, at, update, scatter_dimension_numbers=dims, regions=[body])
+        kind = Shape.of(x.shape.dtype, ())
+        with f.region(kind, kind) as r:
+            old, new = r.args
+            if name == "reflect":  # depends on the order of the updates
+                r.result(r.subtract(new, old))
+            else:
+                r.result(new if name == "replace" else r.op(f"stablehlo.{name}", old, new).result)
+        return f.scatter(x, at, update, scatter_dimension_numbers=dims, regions=[r.body])
 
-    operands: list[tuple[Sizes, str]] = [((table, width), element), ((count,), "i64"), ((count, width), element)]
+    operands: list[tuple[Sizes, str]] = [(operand, element), (at, "i64"), (updates, element)]
     return Wanted(operands, build, indices={1: dice.value(table)})
 
 
 def sorts(dice: Draw) -> Wanted:
+    """One operand by itself, or two by their places as well, which shows whether equal elements keep their order."""
     sizes = dice.sizes(dice.number(1, 3), work=4000)
     dim = dice.number(0, len(sizes) - 1)
     element = dice.pick((*FLOATS, *INTEGERS))
     direction = dice.pick(("LT", "GT"))
+    shown, both = dice.pick(((0, False), (0, True), (1, True)))
 
     def build(f: Builder, x: Value) -> Value:
-        kind = Shape.of(x.shape.dtype, ())
-        with f.region(kind, kind) as r:
-            r.result(r.compare(*r.args, comparison_direction=direction))
-        return f.sort(x, dimension=dim, is_stable=True, regions=[r.body])
+        places = f.iota(iota_dimension=dim, result=x.shape.with_dtype(dtype("i32")))
+        operands = [x, places] if both else [x]
+        kinds = [Shape.of(each.shape.dtype, ()) for each in operands for _ in range(2)]
+        with f.region(*kinds) as r:
+            r.result(r.compare(*r.args[:2], comparison_direction=direction))
+        return f.op("stablehlo.sort", *operands, dimension=dim, is_stable=True, regions=[r.body]).results[shown]
 
     return Wanted([(sizes, element)], build)
+
+
+def tops(dice: Draw) -> Wanted:
+    """The largest of rows, or their places."""
+    length = dice.size(701, 1, open=0)
+    sizes = (*dice.sizes(dice.number(0, 2), 17, work=4000 // dice.value(length)), length)
+    element, shown = dice.pick((*FLOATS, *INTEGERS)), dice.number(0, 1)
+    k = dice.number(0, dice.value(length))
+
+    def build(f: Builder, x: Value) -> Value:
+        return f.op("chlo.top_k", x, k=k).results[shown]
+
+    return Wanted([(sizes, element)], build)
+
+
+def running(dice: Draw) -> Wanted:
+    """Cumulative reductions from either end, as a window or as a scan: the elements, or the last carries."""
+    length = dice.size(701, 1, open=0)
+    around = dice.sizes(dice.number(0, 2), 17, work=4000 // dice.value(length))
+    axis, back, way = dice.number(0, len(around)), dice.chance(0.5), dice.number(0, 2)
+    sizes = (*around[:axis], length, *around[axis:])
+    name = dice.pick(("add", "maximum", "minimum"))
+    element = dice.pick(("f32", "f32", "f64", "i32", "ui8", "i64"))
+
+    def build(f: Builder, x: Value) -> Value:
+        kind = x.shape.dtype
+        whole = dice.value(length)
+        if way == 0:
+            low = (0, whole - 1) if back else (whole - 1, 0)
+            return f.reduce_window(
+                x,
+                f.constant(identity(name, x.shape.element).value, kind),
+                window_dimensions=tuple(whole if d == axis else 1 for d in range(len(sizes))),
+                padding=tuple(low if d == axis else (0, 0) for d in range(len(sizes))),
+                regions=[combine(f, name, kind)],
+            )
+        carry = Shape.of(kind, around)
+        with f.region(carry, carry) as r:
+            total = r.op(f"stablehlo.{name}", *r.args).result
+            r.result(total, total)
+        start = f.full(1, carry)
+        made = f.op("chlo.scan", x, start, dimension=axis, is_reverse=back, regions=[r.body])
+        return made.results[way - 1]
+
+    return Wanted([(sizes, element)], build, dice.value(length), linear=name == "add")
 
 
 def scans(dice: Draw) -> Wanted:
@@ -637,6 +700,8 @@ KINDS: dict[str, Callable[[Draw], Wanted]] = {
     "gather": gathers,
     "scatter": scatters,
     "sort": sorts,
+    "top": tops,
+    "running": running,
     "scan": scans,
     "loop": loops,
     "join": joins,

@@ -29,6 +29,7 @@ GROUPS = [
     ("window",),
     ("pool", "gather", "sort"),
     ("scatter", "scan"),
+    ("top", "running"),
     ("loop",),
 ]
 SHAPES = [TileShape(12, 32, 16), TileShape(6, 16, 8), TileShape(4, 8, 4), TileShape(1, 8, 8), TileShape(8, 16, 4)]

@@ -1,7 +1,8 @@
 """GEMM by block-quantised weights on a GPU: a thread block computes 32 columns of a chunk of rows, over all of k.
 
 Chunks have different sizes for one row (decoding), up to 8, up to 32, and more; if the number of rows is dynamic, all
-four kernels are built, and each call selects one. The micro-kernel is `emit/blocks_cuda.py`.
+of these kernels are built, and each call selects one. The micro-kernel is `emit/blocks_cuda.py`; where there are tiles
+of 128 rows by 128 columns for most multiprocessors, it is `emit/blocks_tile_cuda.py`.
 
 `smelt.round_blocks` computes every element of its operand once: a warp rounds a run of 32. Where they depend on a
 reduction of their row (a norm), a thread block takes the row, so that both are one launch.
@@ -14,6 +15,7 @@ from functools import partial
 
 from smelt.dim import Size, ceildiv, floordiv, minimum
 from smelt.dtype import f32, i8, i32, i64
+from smelt.ir.block_layout import COLUMNS
 from smelt.ir.blocks import RUN
 from smelt.ir.core import Op, Value
 from smelt.ir.ops.packed_blocks import LEAST, MOST
@@ -24,11 +26,19 @@ from smelt.kernel.build.sinks import Output, simt_sink
 from smelt.kernel.loops.grammar import Amount, Bitcast, BlockMma, Expr, Fold, Number, Place, RoundRow, Slice, add, scale
 from smelt.kernel.loops.nest import Index, Nest, flat, tensor
 from smelt.kernel.loops.simt import MULTIPROCESSORS
-from smelt.kernel.loops.tensor_tile import BLOCK_COLUMNS, BLOCK_ROWS, choose_stream
+from smelt.kernel.loops.tensor_tile import (
+    BLOCK_COLUMNS,
+    BLOCK_ROWS,
+    BLOCK_TILE,
+    can_stage_rows,
+    choose_stream,
+    tile_ahead,
+)
 from smelt.target import WARPGROUPS
 
 # Shares of K, and the blocks up to which there are more of them: a multiprocessor needs many warps to hide its waits.
 SHARES, MANY_SHARES, FEW_BLOCKS = 8, 16, MULTIPROCESSORS
+ENOUGH = MULTIPROCESSORS * 3 // 4  # large tiles that are better than more and smaller ones
 
 
 @simt_sink("smelt.round_blocks")
@@ -130,28 +140,43 @@ def _fold_here(nest: Nest, function: str, count: int, term: Callable[[Expr], Exp
 def packed_block_dot(nest: Nest, op: Op, output: Output) -> None:
     rows = tensor(op.operands[0]).sizes[1]
     few, some, _ = BLOCK_ROWS
-    above_one, above_few, above_some = (minimum(floordiv(rows, most + 1), 1) for most in (1, few, some))
-    sizes = (1 - above_one, above_one - above_few, above_few - above_some, above_some)
-    for most, here in zip((1, *BLOCK_ROWS), sizes, strict=True):
+    ahead, many = _choose_tiles(nest, op, some)
+    above = [minimum(floordiv(rows, most + 1), 1) for most in (1, few, some, *([many] if ahead else []))]
+    sizes = [low - high for low, high in zip([1, *above], [*above, 0], strict=True)]
+    for most, here in zip((1, *BLOCK_ROWS, BLOCK_TILE), sizes, strict=False):
         if here != 0:
-            _chunks(nest, op, output, most, here)
+            _chunks(nest, op, output, most, here, ahead if most == BLOCK_TILE else 0)
 
 
-def _chunks(nest: Nest, op: Op, output: Output, most: int, here: Size) -> None:
-    """Chunks of at most this number of rows. `here`: 1 where there are as many rows, else 0."""
+def _choose_tiles(nest: Nest, op: Op, least: int) -> tuple[int, int]:
+    """(Chunks of K in shared memory for large tiles, or 0; the rows, at least `least`, above which most multiprocessors
+    have such a tile)."""
+    panels = tensor(op.operands[3]).sizes
+    groups, _, columns = tensor(op.result).sizes
+    tiles = groups * ceildiv(columns, BLOCK_TILE)
+    if not isinstance(tiles, int) or tiles < 1:
+        return 0, 0
+    rows = (-(-ENOUGH // tiles) - 1) * BLOCK_TILE
+    return tile_ahead(op.attrs["format"], panels[2], nest.target.cache_bytes[0]), max(rows, least)
+
+
+def _chunks(nest: Nest, op: Op, output: Output, most: int, here: Size, ahead: int = 0) -> None:
+    """Chunks of at most this number of rows. `here`: 1 where there are as many, else 0. `ahead`: of a large tile."""
     *left, panels = op.operands
     groups, rows, _ = tensor(left[0]).sizes
     most = min(most, rows) if isinstance(rows, int) and rows else most
     held, _, blocks, size = tensor(panels).sizes
     columns = tensor(op.result).sizes[2]
-    wide, per_panel = BLOCK_COLUMNS, BLOCK_COLUMNS // 2
-    tiles = groups * ceildiv(columns, wide)
+    wide = BLOCK_TILE if ahead else BLOCK_COLUMNS
+    tiles = groups * ceildiv(columns, BLOCK_COLUMNS)
     count = tiles if isinstance(tiles, int) else 0
     shares = MANY_SHARES if 0 < count <= FEW_BLOCKS else SHARES
     streams = WARPGROUPS in nest.target.features and most <= BLOCK_ROWS[0]
     format = op.attrs["format"]
     stream = choose_stream(format, most, shares, count, blocks) if streams else (0, 0)
-    chunks, several = ceildiv(rows, most), most == BLOCK_ROWS[-1] or isinstance(rows, int)
+    if BLOCK_ROWS[0] < most <= BLOCK_ROWS[1] and can_stage_rows(format, blocks, nest.target.cache_bytes[0]):
+        stream = (BLOCK_ROWS[1], 0)
+    chunks, several = ceildiv(rows, most), most >= BLOCK_ROWS[-1] or isinstance(rows, int)
     if not several:  # `here` says so: no thread divides by their number
         here, chunks = here * minimum(rows, 1), 1
     with nest.loops((groups * here, ceildiv(columns, wide), chunks)) as (group, number, chunk):
@@ -159,9 +184,9 @@ def _chunks(nest: Nest, op: Op, output: Output, most: int, here: Size) -> None:
         used, there = at_most(nest, most, rows, first), at_most(nest, wide, columns, before)
         tile = Tiled(nest.tile("tile", f32, most * wide), wide, wide, used, before, there)
         q, scales, totals = (row_slices(nest, op, each, (group, first), used) for each in left)
-        panel = nest.let(scale(number, wide // per_panel))
+        panel = nest.let(scale(number, wide // COLUMNS))
         place = element_place(nest, op, panels, (Number(0) if held == 1 else group, panel, Number(0), Number(0)))
         strides = (Amount(size), Number(1), axis_stride(nest, op, panels, 1))
         records = Slice(place, (Amount(blocks), Amount(size), Number(1)), strides)
-        nest.emit(BlockMma(tile.sums, q, scales, totals, records, format, most, shares, count, *stream))
+        nest.emit(BlockMma(tile.sums, q, scales, totals, records, format, most, shares, count, *stream, ahead))
         tile.store(nest, op, output, f32, lambda row, column: (group, add(first, row), column))

@@ -13,21 +13,24 @@ from math import prod
 
 import numpy as np
 
-from smelt.dim import Size, ceildiv, product
+from smelt.dim import Size, ceildiv, floordiv, product
 from smelt.dtype import f32, i64
 from smelt.ir.core import Op
 from smelt.ir.ops.packed import taps_of
 from smelt.kernel.build.conv import Window, with_rows
 from smelt.kernel.build.gemm import Columns, panel_slice
 from smelt.kernel.build.gemm_simt import (
+    Rows,
     SplitK,
     Tiled,
     across_panels,
     add_kept,
+    are_between,
     at_most,
     choose_tile,
     form_on_gpu,
-    is_worth_splitting,
+    most_rows_to_split,
+    ranges_of_rows,
     steps_together,
     tensor_tile,
     tuned_tile,
@@ -46,29 +49,43 @@ TAPS = 64  # whose bits a word holds
 @simt_sink("smelt.packed_conv")
 def packed_conv(nest: Nest, op: Op, output: Output) -> None:
     form, sizes = form_on_gpu(op), tensor(op.result).sizes
-    groups, count, lines, line = tensor(op.operands[1]).sizes
+    groups, count, lines, _ = tensor(op.operands[1]).sizes
+    *places, channels_out = with_rows(sizes)
+    pixels = product(places)
     assert isinstance(lines, int)
     window, said = Window.of(nest, op, lines * form.k_pack), taps_of(op.attrs)
     has_bits = any(map(any, said.edges)) or not window.outer or prod(said.window) < TAPS
     if form in TENSOR and len(said.window) <= 2 and has_bits:
-        _tensor_conv(nest, op, output, form)
+        share, of_sample = floordiv(channels_out, groups), product(places[1:])
+        for some in ranges_of_rows(nest.target, form, groups, pixels, share, 0, of_sample):
+            _tensor_conv(nest, op, output, form, some)
         return
+    blocks = prod(window.block_counts(form))
+    most = most_rows_to_split(groups * count, blocks, channels_out) if form.total == f32 and form.k_pack == 1 else 0
+    if most and (here := are_between(pixels, 0, most)) != 0:
+        _write_tiles(nest, op, output, form, window, here, blocks)
+    if (here := are_between(pixels, most + 1 if most else 0)) != 0:
+        _write_tiles(nest, op, output, form, window, here)
+
+
+def _write_tiles(nest: Nest, op: Op, output: Output, form: Form, window: Window, here: Size, blocks: int = 0) -> None:
+    """A block for each tile. `here`: 1 where there are as many pixels, else 0; `blocks`: K-blocks whose sums a second
+    launch adds up."""
+    sizes, (groups, count, _, line) = tensor(op.result).sizes, tensor(op.operands[1]).sizes
     *places, channels_out = with_rows(sizes)
     assert isinstance(groups, int)
     assert isinstance(line, int)
     assert isinstance(channels_out, int)
     width, share = line // form.k_pack, channels_out // groups
-    pixels, blocks = product(places), prod(window.block_counts(form))
-    tiles = groups * ceildiv(pixels, TILE_ROWS) * count
-    splits = form.total == f32 and form.k_pack == 1 and is_worth_splitting(tiles, blocks, pixels * channels_out)
-    parts = nest.scratch(Shape("f32", blocks, pixels, channels_out)) if splits else -1
+    pixels, splits = product(places), blocks > 0
+    parts = nest.scratch(Shape.of(f32, (blocks, pixels * here, channels_out))) if splits else -1
 
     def index(pixel: Expr, channel: Expr) -> tuple[Expr, ...]:
         sample, *at = _pixel(nest, pixel, places)
         return (sample, *(at if len(sizes) > 3 else at[1:]), channel)
 
     own = window.block_counts(form) if splits else ()
-    with nest.loops((groups, ceildiv(pixels, TILE_ROWS), count, *own)) as (group, part, panel, *at_block):
+    with nest.loops((groups * here, ceildiv(pixels, TILE_ROWS), count, *own)) as (group, part, panel, *at_block):
         first = nest.let(scale(part, TILE_ROWS))
         used = at_most(nest, TILE_ROWS, pixels, first)
         starts = nest.tile("starts", i64, TILE_ROWS)
@@ -90,7 +107,7 @@ def packed_conv(nest: Nest, op: Op, output: Output) -> None:
             again = Number(0) if splits else number
             nest.emit(Mma(tile.sums, a, across_panels(nest, op, b), form, accumulate=again))
         if splits:
-            tile.keep(nest, parts, (number, first, scale(group, share)), (blocks, pixels, channels_out))
+            tile.keep(nest, parts, (number, first, scale(group, share)), (blocks, pixels * here, channels_out))
         else:
             tile.store(
                 nest,
@@ -100,13 +117,13 @@ def packed_conv(nest: Nest, op: Op, output: Output) -> None:
                 lambda row, column: index(add(first, row), add(scale(group, share), column)),
             )
     if splits:
-        kept = (blocks, pixels, channels_out)
-        with nest.loops((pixels, channels_out)) as (pixel, channel):
+        kept = (blocks, pixels * here, channels_out)
+        with nest.loops((pixels * here, channels_out)) as (pixel, channel):
             total = add_kept(nest, parts, kept, (pixel, channel))
             output.finish(nest, op, index(pixel, channel), total)
 
 
-def _tensor_conv(nest: Nest, op: Op, output: Output, form: Form) -> None:
+def _tensor_conv(nest: Nest, op: Op, output: Output, form: Form, some: Rows) -> None:
     """Rows of a tile are pixels. Taps are read one by one where zeros surround the feature maps, or where those of a
     row of the window are not adjacent."""
     sizes, taps = tensor(op.result).sizes, taps_of(op.attrs)
@@ -122,12 +139,13 @@ def _tensor_conv(nest: Nest, op: Op, output: Output, form: Form) -> None:
     pixels, count = product(places), prod(taps.window) if padded else window.taps
     run = window.channels if padded else window.run
     stages = count * ceildiv(run, steps_together(form))
-    usual = choose_tile(nest.target, form, lambda rows: groups * ceildiv(pixels, rows), share, stages)
-    key = KernelKey.of("tensor_conv", groups=groups, rows=pixels, depth=count * run, columns=share, bits=form.left.bits)
-    size = tuned_tile(nest, form, key, usual)
+    size = choose_tile(nest.target, form, lambda rows: groups * ceildiv(some.about, rows), share, stages)
+    if some.about == pixels:
+        shape = {"groups": groups, "rows": pixels, "depth": count * run, "columns": share, "bits": form.left.bits}
+        size = tuned_tile(nest, form, KernelKey.of("tensor_conv", **shape), size)
     tall, wide = size.rows, size.columns
-    counts = groups, ceildiv(pixels, tall), ceildiv(share, wide)
-    split = SplitK.of(nest, size, counts)
+    split = SplitK.of(nest, size, (groups, ceildiv(some.most, tall), ceildiv(share, wide)))
+    counts = groups * some.here, ceildiv(pixels, tall), ceildiv(share, wide)
     with nest.loops((*counts, size.splits)) as (group, part, number, own):
         first, before = nest.let(scale(part, tall)), scale(number, wide)
         used, there = at_most(nest, tall, pixels, first), at_most(nest, wide, share, before)

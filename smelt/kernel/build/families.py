@@ -29,10 +29,12 @@ from smelt.kernel.build import (
     relayout,
     scan,
     scan_simt,
+    scatter_simt,
     select_and_scatter,
     sort,
     sort_simt,
     window,
+    window_simt,
     winograd,
 )
 from smelt.kernel.build.sinks import ADDRESSED, ANCHORS, IN_RUNS, SINKS, UPDATES
@@ -41,6 +43,7 @@ from smelt.kernel.loops.nest import PULLS
 FAMILIES = (
     *(elementwise, quantise, gather_scatter, reduce, window, select_and_scatter, scan, sort),
     *(gemm_simt, conv_simt, blocks_simt, grouped_simt, attention_simt, paged_attention_simt, sort_simt, scan_simt),
+    *(scatter_simt, window_simt),
     *(gemm, relayout, blocks, grouped, conv, depthwise, winograd, attention, paged_attention, linalg, fft, random),
 )
 

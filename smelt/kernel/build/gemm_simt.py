@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from math import log2
 
 from smelt.dim import Size, ceildiv, floordiv, minimum, product
 from smelt.dtype import DType, bf16, f16, f32, i64
@@ -23,7 +24,6 @@ from smelt.kernel.loops.form import (
     F32_F16,
     FEW_BF16,
     FEW_F32_BF16,
-    INT8,
     STREAM,
     TENSOR_BF16,
     TENSOR_F32_BF16,
@@ -54,7 +54,7 @@ from smelt.shape import Shape
 from smelt.target import WARPGROUPS, Target
 
 FEW_ROWS = 8  # of a block where there are few rows of f32
-THREADS = 256  # of a block; with few rows each takes 4 columns of a K-block
+THREADS = 256  # of a block
 BUSY = 100  # thread blocks that keep a GPU busy
 PANEL, MOST_SUMS = 64, 1 << 23  # columns of a panel; sums of K-blocks that may be kept
 MANY_COLUMNS = 8192  # from here on a block with few rows takes 32 columns
@@ -72,10 +72,11 @@ def form_on_gpu(op: Op) -> Form:
     return F32_F16 if elements == (f32, f16) else required_form(op)  # weights of 16 bits are read as they are
 
 
-def few_columns(form: Form, depth: Size, width: int) -> int:
-    """The columns of a block with few rows: as few as leave a K-block for every thread."""
-    blocks = -(-depth // form.block) if isinstance(depth, int) else THREADS
-    return next((each for each in (16, 32) if 4 * THREADS // each <= blocks), 64) if width > 16 else 16
+def few_columns(columns: Size, width: int) -> int:
+    """The columns of a block with few rows: fewer where there would be too few blocks to keep memory busy."""
+    if width <= 16 or not isinstance(columns, int):
+        return 16
+    return next((each for each in (64, 32) if columns >= 2 * MULTIPROCESSORS * each), 16)
 
 
 @simt_sink("smelt.packed_dot")
@@ -85,19 +86,36 @@ def packed_dot(nest: Nest, op: Op, output: Output) -> None:
         _tensor_dot(nest, op, output, form)
         return
     lhs, panels = op.operands
-    groups, rows, depth = tensor(lhs).sizes
-    few = isinstance(rows, int) and rows <= FEW_ROWS and form.k_pack < INT8.k_pack
-    shared, count, _, line = tensor(panels).sizes
+    (groups, rows, depth), count = tensor(lhs).sizes, tensor(panels).sizes[1]
+    few = FEW_ROWS if form.k_pack == 1 else 0
+    most = max(few, rows_that_split(form, groups, depth, count))
+    if few and (here := are_between(rows, 0, few)) != 0:
+        _f32_tiles(nest, op, output, form, here * minimum(rows, 1), few=True)
+    if (here := are_between(rows, few + 1, most)) != 0:
+        _split_k(nest, op, output, form, here)
+    if (here := are_between(rows, most + 1 if most else 0)) != 0:
+        _f32_tiles(nest, op, output, form, here)
+
+
+def are_between(rows: Size, least: int, most: int | None = None) -> Size:
+    """1 where there are as many rows, else 0."""
+    enough = minimum(floordiv(rows, least), 1) if least > 0 else 1
+    return enough - (0 if most is None else minimum(floordiv(rows, max(most + 1, least)), 1))
+
+
+def _f32_tiles(nest: Nest, op: Op, output: Output, form: Form, here: Size, *, few: bool = False) -> None:
+    """A block for each tile, or for few rows by some columns."""
+    lhs, panels = op.operands
+    (groups, rows, depth), (shared, count, _, line) = tensor(lhs).sizes, tensor(panels).sizes
     assert isinstance(line, int)
     width, columns = line // form.k_pack, tensor(op.result).sizes[2]
-    if not few and splits_k(form, tensor(lhs).sizes, count):
-        _split_k(nest, op, output, form)
-        return
-    tall, wide = (FEW_ROWS, few_columns(form, depth, width)) if few else (TILE_ROWS, width)
-    shares = ceildiv(min(width, columns) if isinstance(columns, int) else width, wide)
-    with nest.loops((groups, ceildiv(rows, tall), count, shares)) as (group, part, panel, share):
+    tall, wide = (FEW_ROWS, few_columns(columns, width)) if few else (TILE_ROWS, width)
+    parts, shares = 1 if few else ceildiv(rows, tall), ceildiv(width, wide)
+    tiles = ceildiv(columns, wide) if width % wide == 0 else count * shares
+    with nest.loops((groups * here, parts, tiles)) as (group, part, number):
+        panel, share = (nest.let(each) for each in split(number, shares))
         first = nest.let(scale(part, tall))
-        used = at_most(nest, tall, rows, first)
+        used = Amount(rows) if few and not isinstance(rows, int) else at_most(nest, tall, rows, first)
         before = nest.let(add(scale(panel, width), scale(share, wide)))
         there = at_most(nest, wide, columns, before)
         if width % wide:
@@ -111,32 +129,30 @@ def packed_dot(nest: Nest, op: Op, output: Output) -> None:
         tile.store(nest, op, output, form.total, lambda row, column: (group, add(first, row), column))
 
 
-def splits_k(form: Form, sizes: Sequence[Size], panels: Size) -> bool:
-    """Whether there are too few tiles for a GPU, and several K-blocks, whose sums fit in memory for a while."""
-    groups, rows, depth = sizes
-    if not all(isinstance(each, int) for each in (*sizes, panels)) or form.k_pack > 1 or form.total != f32:
-        return False
-    tiles, blocks = groups * ceildiv(rows, TILE_ROWS) * panels, ceildiv(depth, form.block)
-    return is_worth_splitting(tiles, blocks, groups * rows * panels * PANEL)
+def rows_that_split(form: Form, groups: Size, depth: Size, panels: Size) -> int:
+    """The rows up to which K-blocks of f32 have thread blocks of their own."""
+    blocks, tiles = ceildiv(depth, form.block), groups * panels
+    return most_rows_to_split(tiles, blocks, tiles * PANEL) if form.k_pack == 1 else 0
 
 
-def is_worth_splitting(tiles: Size, blocks: Size, sums: Size) -> bool:
-    """Whether tiles are too few for a GPU, and the sums of several K-blocks fit in memory for a while."""
-    if not (isinstance(tiles, int) and isinstance(blocks, int) and isinstance(sums, int)):
-        return False
-    return tiles < BUSY and blocks > 1 and blocks * sums <= MOST_SUMS
+def most_rows_to_split(across: Size, blocks: Size, sums: Size) -> int:
+    """The rows up to which a GPU has too few tiles, and the sums of several K-blocks fit in memory for a while.
+    `across`: tiles beside each other; `sums`: of a row and a K-block."""
+    if not (isinstance(across, int) and isinstance(blocks, int) and isinstance(sums, int)) or not across or blocks < 2:
+        return 0
+    return min((BUSY - 1) // across * TILE_ROWS, MOST_SUMS // (blocks * sums))
 
 
-def _split_k(nest: Nest, op: Op, output: Output, form: Form) -> None:
+def _split_k(nest: Nest, op: Op, output: Output, form: Form, here: Size) -> None:
     """A block for each tile and K-block; a second launch adds the sums of the K-blocks, in order."""
     lhs, panels = op.operands
     (groups, rows, depth), (shared, count, _, width) = tensor(lhs).sizes, tensor(panels).sizes
     columns = tensor(op.result).sizes[2]
     assert isinstance(width, int)
     blocks = ceildiv(depth, form.block)
-    kept = (blocks, groups, rows, columns)
+    kept = (blocks, groups * here, rows, columns)
     parts = nest.scratch(Shape.of(form.total, kept))
-    with nest.loops((groups, ceildiv(rows, TILE_ROWS), count, blocks)) as (group, part, panel, block):
+    with nest.loops((groups * here, ceildiv(rows, TILE_ROWS), count, blocks)) as (group, part, panel, block):
         first, before, k = (nest.let(scale(*each)) for each in ((part, TILE_ROWS), (panel, width), (block, form.block)))
         used, there = at_most(nest, TILE_ROWS, rows, first), at_most(nest, width, columns, before)
         extent = at_most(nest, form.block, depth, k)
@@ -146,7 +162,7 @@ def _split_k(nest: Nest, op: Op, output: Output, form: Form) -> None:
         b = panel_slice(nest, op, place, extent, Columns(before, width, there, form.total))
         nest.emit(Mma(tile.sums, a, b, form))
         tile.keep(nest, parts, (block, group, first, Number(0)), kept)
-    with nest.loops((groups, rows, half(columns) if output.pair else columns)) as (*row, column):
+    with nest.loops((groups * here, rows, half(columns) if output.pair else columns)) as (*row, column):
         read = paired_columns(column) if output.pair else (column,)
         found = [add_kept(nest, parts, kept, (*row, each)) for each in read]
         output.finish(nest, op, (*row, column), *found)
@@ -166,19 +182,41 @@ def add_kept(nest: Nest, parts: int, sizes: Sequence[Size], index: Index) -> Exp
 
 def _tensor_dot(nest: Nest, op: Op, output: Output, form: Form) -> None:
     """A product by bf16 weights: of few rows, of many, or as many as there are when it is called."""
-    rows = tensor(op.operands[0]).sizes[1]
-
-    def more_than(count: int) -> Size:
-        return minimum(floordiv(rows, count + 1), 1)  # 1 where there are, else 0
-
+    groups, rows, _ = tensor(op.operands[0]).sizes
     few, most = few_and_most(nest.target, op, form)
-    if few and more_than(few) != 1:
-        _few_rows(nest, op, output, FEW_BF16 if form.left == bf16 else FEW_F32_BF16, 1 - more_than(few))
-    streams = more_than(few) - more_than(most)
-    if streams != 0:
-        _stream_rows(nest, op, output, stream_form(form), streams)
-    if more_than(most) != 0:
-        _many_rows(nest, op, output, form, more_than(most))
+    if few and (here := are_between(rows, 0, few)) != 0:
+        _few_rows(nest, op, output, FEW_BF16 if form.left == bf16 else FEW_F32_BF16, here)
+    if (here := are_between(rows, few + 1, most)) != 0:
+        _stream_rows(nest, op, output, stream_form(form), here)
+    for part in ranges_of_rows(nest.target, form, groups, rows, tensor(op.result).sizes[2], most + 1, most + 1):
+        _many_rows(nest, op, output, form, part)
+
+
+class Rows(Frozen):
+    """The rows that a kernel of tiles is for. `here`: 1 where there are as many, else 0; `about`: how many its tile is
+    chosen for; `most`: at most, for which the tiles are numbered."""
+
+    here: Size
+    about: Size
+    most: Size
+
+
+def ranges_of_rows(
+    target: Target, form: Form, groups: Size, rows: Size, columns: Size, least: int, usual: Size
+) -> list[Rows]:
+    """All rows from `least` on, of which there are often `usual` ones. If their number is dynamic, there is a range of
+    those whose tiles would be too few for a GPU."""
+    whole = Rows(are_between(rows, least), rows, rows)
+    if isinstance(rows, int):
+        return [whole] if whole.here != 0 else []
+    across = groups * ceildiv(columns, wide_tile(target, form, rows, columns))
+    if not isinstance(across, int) or not isinstance(usual, int) or across < 1:
+        return [whole]
+    most, usual = (BUSY - 1) // across * TILE_ROWS, max(usual, 1)
+    if most < usual:
+        return [whole]
+    about = 1 << round(log2(usual * most) / 2)  # the geometric mean
+    return [Rows(are_between(rows, least, most), about, most), whole.replace(here=are_between(rows, most + 1))]
 
 
 def few_and_most(target: Target, op: Op, form: Form) -> tuple[int, int]:
@@ -260,18 +298,18 @@ def stream_splits(tiles: Size, stages: Size) -> int:
     return next((each for each in possible if share(each) >= EVEN), max(possible, key=share))
 
 
-def _many_rows(nest: Nest, op: Op, output: Output, form: Form, here: Size) -> None:
+def _many_rows(nest: Nest, op: Op, output: Output, form: Form, some: Rows) -> None:
     lhs, panels = op.operands
     (groups, rows, depth), (shared, _, _, line) = tensor(lhs).sizes, tensor(panels).sizes
     columns = tensor(op.result).sizes[2]
     assert isinstance(line, int)
     width = line // form.k_pack
     steps = ceildiv(depth, steps_together(form))
-    usual = choose_tile(nest.target, form, lambda high: groups * ceildiv(rows, high), columns, steps)
-    size = tuned_tile(nest, form, gemm_key("tensor_gemm", op, form), usual)
+    size = choose_tile(nest.target, form, lambda high: groups * ceildiv(some.about, high), columns, steps)
+    size = tuned_tile(nest, form, gemm_key("tensor_gemm", op, form), size) if some.about == rows else size
     tall, wide = size.rows, size.columns
-    counts = groups * here, ceildiv(rows, tall), ceildiv(columns, wide)
-    split = SplitK.of(nest, size, counts)
+    split = SplitK.of(nest, size, (groups, ceildiv(some.most, tall), ceildiv(columns, wide)))
+    counts = groups * some.here, ceildiv(rows, tall), ceildiv(columns, wide)
     with nest.loops((*counts, size.splits)) as (group, part, number, share):
         first, before = nest.let(scale(part, tall)), scale(number, wide)
         used, there = at_most(nest, tall, rows, first), at_most(nest, wide, columns, before)

@@ -6,6 +6,8 @@ front compute; one that no group needs multiplies nothing. Rows behind the last 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from smelt.dim import Size, ceildiv, floordiv, minimum
 from smelt.dtype import bf16, f32, i1, i64
 from smelt.frozen import Frozen
@@ -15,36 +17,74 @@ from smelt.kernel.build.blocks_simt import SHARES
 from smelt.kernel.build.gemm import Columns, axis_stride, element_place, panel_slice, row_slice
 from smelt.kernel.build.gemm_simt import Tiled, at_most
 from smelt.kernel.build.sinks import Output, simt_sink
-from smelt.kernel.loops.form import FEW_BF16, FEW_F32_BF16
+from smelt.kernel.loops.form import FEW_BF16, FEW_F32_BF16, GROUPED_BF16, GROUPED_F32_BF16, Form
 from smelt.kernel.loops.grammar import (
     Amount,
+    Apply,
     BlockMma,
     Expr,
+    Fold,
     Mma,
     Number,
     Place,
     Quotient,
+    Remainder,
     Set,
     Slice,
+    Var,
     add,
     scale,
     split,
 )
 from smelt.kernel.loops.nest import Nest, tensor
-from smelt.kernel.loops.tensor_tile import BLOCK_COLUMNS, BLOCK_ROWS, FEW_ROWS
+from smelt.kernel.loops.tensor_tile import (
+    BLOCK_COLUMNS,
+    BLOCK_ROWS,
+    FEW_ROWS,
+    STREAM_COLUMNS,
+    STREAM_PITCH,
+    STREAM_SIZES,
+)
+from smelt.target import WARPGROUPS
 
-FEW = 64  # rows of all groups, of which a group has few
-WIDE = 32  # columns of a block
+FEW, FEW_EACH = 64, 4  # rows of all groups, or of each on average, of which a group has few
+WIDE = 16  # columns of a block whose threads read the weights themselves
+# Groups whose sizes a block adds up in shared memory, in chunks; from the least number on lanes share a reduction.
+MOST_GROUPS, LEAST_GROUPS, CHUNK = 1024, 96, 16
 
 
 @simt_sink("smelt.grouped_dot")
 def grouped_dot(nest: Nest, op: Op, output: Output) -> None:
+    """Where the copy engine can bring weights, it does."""
+    lhs, panels, _ = op.operands
+    is_narrow, line = tensor(lhs).element == bf16, tensor(panels).sizes[3]
+    if WARPGROUPS in nest.target.features and line == STREAM_COLUMNS * GROUPED_BF16.k_pack:
+        _stream(nest, op, output, GROUPED_BF16 if is_narrow else GROUPED_F32_BF16)
+    else:
+        _multiply(nest, op, output, FEW_BF16 if is_narrow else FEW_F32_BF16)
+
+
+def _stream(nest: Nest, op: Op, output: Output, form: Form) -> None:
+    lhs, _, sizes = op.operands
+    (_, rows, depth), columns = tensor(lhs).sizes, tensor(op.result).sizes[2]
+    most, wide = STREAM_SIZES[-1] if form is GROUPED_BF16 else STREAM_SIZES[-2], STREAM_COLUMNS
+    with nest.loops((most_tiles(sizes, rows, most), ceildiv(columns, wide))) as (tile_number, panel):
+        part = GroupPart.of(nest, sizes, rows, most, depth, tile_number)
+        before = nest.let(scale(panel, wide))
+        there = at_most(nest, wide, columns, before)
+        sums = nest.tile("few", f32, most * STREAM_PITCH)
+        tile = Tiled(sums, wide, STREAM_PITCH, part.rows, before, there, most)
+        a = row_slice(nest, op, lhs, (Number(0), part.first, Number(0)), (part.rows, part.depth))
+        b = panel_slice(nest, op, (part.group, panel, Number(0)), part.depth, Columns(before, wide, there, f32))
+        nest.emit(Mma(tile.sums, a, b, form))
+        tile.store_vectors(nest, op, output, columns, lambda row, column: (Number(0), add(part.first, row), column))
+
+
+def _multiply(nest: Nest, op: Op, output: Output, form: Form) -> None:
     lhs, panels, sizes = op.operands
-    form = FEW_BF16 if tensor(lhs).element == bf16 else FEW_F32_BF16
     (_, rows, depth), line = tensor(lhs).sizes, tensor(panels).sizes[3]
     assert isinstance(line, int)
-    columns, width = tensor(op.result).sizes[2], line // form.k_pack
-    wide = WIDE if width % WIDE == 0 else 16
+    columns, width, wide = tensor(op.result).sizes[2], line // form.k_pack, WIDE
     with nest.loops((most_tiles(sizes, rows, FEW_ROWS), ceildiv(columns, wide))) as (tile_number, number):
         part = GroupPart.of(nest, sizes, rows, FEW_ROWS, depth, tile_number)
         panel, share = (nest.let(each) for each in split(number, width // wide))
@@ -60,8 +100,9 @@ def grouped_dot(nest: Nest, op: Op, output: Output) -> None:
 
 @simt_sink("smelt.grouped_block_dot")
 def grouped_block_dot(nest: Nest, op: Op, output: Output) -> None:
-    rows = tensor(op.operands[0]).sizes[1]
-    several = minimum(floordiv(rows, FEW + 1), 1)
+    rows, groups = tensor(op.operands[0]).sizes[1], tensor(op.operands[-1]).sizes[0]
+    least = max(FEW, FEW_EACH * groups) if isinstance(groups, int) else FEW
+    several = minimum(floordiv(rows, least + 1), 1)
     few, some, _ = BLOCK_ROWS
     for most, here in ((few, 1 - several), (some, several)):
         if here != 0:
@@ -103,33 +144,96 @@ class GroupPart(Frozen):
 
     @staticmethod
     def of(nest: Nest, sizes: Value, rows: Size, most: int, depth: Size, number: Expr) -> GroupPart:
-        """Tile `number` of those of all groups, in order; each has at most `most` rows."""
-        zero = Number(0)
-        end, covered, tiles, group, first, last, deep = (nest.declare(i64, zero) for _ in range(7))
+        """Tile `number` of those of all groups; each has at most `most` rows.
+
+        Where rows are fewer than tiles could be, a tile has the number of its first row, else tile p of group g, which
+        begins at row r, has number r // most + g + p. So the ends of groups are enough to find it.
+        """
+        number, count = nest.keep(number), tensor(sizes).sizes[0]
+        by_rows = nest.apply("LE", Amount(rows), Amount(floordiv(rows, most) + count + 1), dtype=i1)
 
         def choose(here: Expr, to: Expr, other: Expr) -> Expr:
             return nest.apply("select", here, to, other, dtype=i64)
 
-        def count_tiles(low: Expr, high: Expr) -> Expr:
-            inside = nest.apply("maximum", zero, nest.let(add(high, scale(low, -1))), dtype=i64)
-            return nest.let(Quotient(nest.let(add(inside, most - 1)), most))
+        def is_before(end: Expr, at: Expr) -> Expr:
+            """Whether the tiles of group `at`, which ends at row `end`, are in front of this one."""
+            after = choose(by_rows, end, nest.let(add(Quotient(end, most), at, 1)))
+            return nest.apply("LE", after, number, dtype=i1)
 
-        with nest.loop(tensor(sizes).sizes[0], "ordered") as at:
-            begin, before = nest.keep(end), nest.keep(tiles)
-            nest.emit(Set(end, add(begin, nest.convert(nest.pull(sizes, (at,)), i64))))
-            low, high = nest.clamp(begin, rows), nest.clamp(nest.keep(end), rows)
-            own = nest.let(add(number, scale(before, -1)))
-            count = count_tiles(low, high)
-            here = nest.both(nest.apply("GE", own, zero, dtype=i1), nest.less(own, count))
-            start = nest.let(add(low, scale(own, most)))
-            for var, value in ((group, at), (first, start), (last, high), (deep, Amount(depth))):
-                nest.emit(Set(var, choose(here, value, nest.keep(var))))
-            nest.emit(Set(tiles, add(before, count)))
-            nest.emit(Set(covered, nest.apply("maximum", nest.keep(covered), high, dtype=i64)))
-        behind = nest.let(add(number, scale(nest.keep(tiles), -1)))
-        is_behind = nest.apply("GE", behind, zero, dtype=i1)
-        start = choose(is_behind, nest.let(add(nest.keep(covered), scale(behind, most))), nest.keep(first))
-        stop = choose(is_behind, Amount(rows), nest.keep(last))
-        left = nest.apply("maximum", zero, nest.let(add(stop, scale(start, -1))), dtype=i64)
-        used = nest.apply("minimum", Number(most), left, dtype=i64)
-        return GroupPart(nest.keep(group), start, used, nest.keep(deep))
+        found = isinstance(count, int) and 0 < count <= MOST_GROUPS
+        group, low, high = (_search if found else _search_in_order)(nest, sizes, rows, is_before)
+        tiles = nest.let(add(number, scale(nest.let(Quotient(low, most)), -1), scale(group, -1)))
+        ahead = choose(by_rows, nest.let(add(number, scale(low, -1))), nest.let(scale(tiles, most)))
+        left = nest.apply("clamp", Number(0), nest.let(add(high, scale(add(low, ahead), -1))), Number(most), dtype=i64)
+        inside = nest.apply("maximum", Number(0), ahead, dtype=i64)
+        begins = nest.apply("EQ", nest.let(Remainder(inside, most)), Number(0), dtype=i1)
+        here = nest.both(begins, nest.apply("EQ", inside, ahead, dtype=i1))
+        used = choose(here, left, Number(0))
+        multiplies = nest.both(nest.less(Number(0), used), nest.less(group, Amount(count)))
+        deep = nest.let(scale(choose(multiplies, Number(1), Number(0)), depth))
+        return GroupPart(nest.clamp(group, count - 1), nest.let(add(low, ahead)), used, deep)
+
+
+Test = Callable[[Expr, Expr], Expr]
+
+
+def _search(nest: Nest, sizes: Value, rows: Size, is_before: Test) -> tuple[Expr, Expr, Expr]:
+    """(group, its first row, the row behind it): the threads of a block add up the sizes."""
+    count = tensor(sizes).sizes[0]
+    assert isinstance(count, int)
+    chunks = -(-max(count + 1, LEAST_GROUPS) // CHUNK)
+    padded, zero = chunks * CHUNK, Number(0)
+    held, sums, ends = (nest.tile("groups", i64, each) for each in (padded, chunks, padded))
+
+    def add_up(tile: str, extent: int, first: Expr, end: Expr, total: Var) -> None:
+        """Elements in front of number `end`."""
+        with nest.loop(extent, "ordered") as at:
+            each = nest.read(tile, add(first, at), i64)
+            nest.emit(Set(total, add(total, nest.apply("select", nest.less(at, end), each, zero, dtype=i64))))
+
+    with nest.loop(padded, "lane") as at:
+        inside = nest.apply("minimum", at, Number(count - 1), dtype=i64)
+        size = nest.convert(nest.pull(sizes, (inside,)), i64)
+        nest.write(held, at, nest.apply("select", nest.less(at, Number(count)), size, zero, dtype=i64))
+    with nest.loop(chunks, "lane") as chunk:
+        total = nest.declare(i64, zero)
+        add_up(held, CHUNK, scale(chunk, CHUNK), Number(CHUNK), total)
+        nest.write(sums, chunk, total)
+    with nest.loop(padded, "lane") as at:
+        total = nest.declare(i64, zero)
+        own, last = (nest.let(each) for each in split(at, CHUNK))
+        add_up(sums, chunks, zero, own, total)
+        add_up(held, CHUNK, scale(own, CHUNK), nest.let(add(last, 1)), total)
+        nest.write(ends, at, nest.clamp(nest.keep(total), rows))
+    before = nest.var(i64, stem="total")
+    with nest.inner() as scope:
+        at = nest.var(i64, padded, "at")
+        nest.places[at] = scope
+        test = is_before(nest.read(ends, at, i64), at)
+        term = nest.apply("select", test, Number(1), zero, dtype=i64)
+    nest.emit(Fold(at, Amount(padded), tuple(scope.statements), term, before, "add", zero))
+    nest.places[before] = nest.scope
+    group = nest.apply("minimum", before, Number(count), dtype=i64)
+    previous = nest.apply("maximum", zero, nest.let(add(group, -1)), dtype=i64)
+    low = nest.read(ends, previous, i64)
+    high = nest.read(ends, group, i64)
+    is_first, is_behind = (nest.apply("EQ", group, Number(each), dtype=i1) for each in (0, count))
+    return (
+        group,
+        nest.apply("select", is_first, zero, low, dtype=i64),
+        nest.apply("select", is_behind, Amount(rows), high, dtype=i64),
+    )
+
+
+def _search_in_order(nest: Nest, sizes: Value, rows: Size, is_before: Test) -> tuple[Expr, Expr, Expr]:
+    """The same for a dynamic number of groups, or very many: every thread adds up the sizes."""
+    zero = Number(0)
+    end, group, low, high = (nest.declare(i64, each) for each in (zero, zero, zero, Amount(rows)))
+    with nest.loop(tensor(sizes).sizes[0], "ordered") as at:
+        nest.emit(Set(end, add(end, nest.convert(nest.pull(sizes, (at,)), i64))))
+        here = nest.apply("clamp", zero, nest.keep(end), Amount(rows), dtype=i64)
+        test = is_before(here, at)
+        nearest = nest.apply("minimum", nest.keep(high), here, dtype=i64)
+        for var, to, other in ((group, nest.let(add(at, 1)), group), (low, here, low), (high, high, nearest)):
+            nest.emit(Set(var, nest.keep(Apply("select", (test, nest.keep(to), nest.keep(other)), i64))))
+    return nest.keep(group), nest.keep(low), nest.keep(high)

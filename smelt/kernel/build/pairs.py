@@ -16,7 +16,7 @@ from smelt.kernel.loops.grammar import Expr, add, scale, split
 
 def find_pair(op: Op, users: Mapping[Value, Sequence[Op]]) -> tuple[Value, ...]:
     """The two parts of a product that are all that is read of it; () where there are none."""
-    if op.name != "smelt.packed_dot":
+    if op.name not in ("smelt.packed_dot", "smelt.grouped_dot"):
         return ()
     *outer, columns = op.result.shape.sizes
     apart = _only(users.get(op.result, ()), "stablehlo.reshape")

@@ -60,6 +60,7 @@ SINKS: dict[str, Sink] = {}
 SIMT_SINKS: dict[str, Sink] = {}  # instead of them on a GPU
 ANCHORS: set[str] = set()
 UPDATES: dict[str, Sink] = {}  # ops that change a part of their first operands
+SIMT_UPDATES: dict[str, Sink] = {}  # instead of them on a GPU
 ADDRESSED: dict[str, tuple[int, ...]] = {}
 IN_RUNS: dict[str, Operands] = {}
 
@@ -115,3 +116,18 @@ def update(*names: str) -> Callable[[Sink], Sink]:
         return rule
 
     return register
+
+
+def simt_update(name: str) -> Callable[[Sink], Sink]:
+    """Register the rule that does so on a GPU."""
+
+    def register(rule: Sink) -> Sink:
+        SIMT_UPDATES[name] = rule
+        return rule
+
+    return register
+
+
+def find_update(name: str, target: Target) -> Sink:
+    """The rule that writes what an op changes, for a target."""
+    return SIMT_UPDATES.get(name, UPDATES[name]) if target.kind == "simt" else UPDATES[name]

@@ -173,7 +173,7 @@ class Window(Frozen):
 def reduce_window(nest: Nest, op: Op, output: Output) -> None:
     """Pooling; padding has the initial value."""
     window = Window.of(op)
-    axis = _scan_axis(op, window)
+    axis = find_scan_axis(op, window)
     if axis is not None:
         _scan_window(nest, op, output, axis, window.padding[axis][0] > 0)
         return
@@ -210,7 +210,7 @@ def _kinds(op: Op) -> list[DType]:
     return [tensor(value).element for value in op.regions[0].results]
 
 
-def _items(nest: Nest, op: Op, places: Index, fits: Sequence[list[Expr]]) -> list[Expr]:
+def window_items(nest: Nest, op: Op, places: Index, fits: Sequence[list[Expr]]) -> list[Expr]:
     """The elements at a position, or the initial values where the conditions of a dimension do not hold."""
     count, kinds = len(op.results), _kinds(op)
     inputs, starts = op.operands[:count], op.operands[count:]
@@ -258,7 +258,7 @@ def _reduce_unrolled(nest: Nest, op: Op, window: Window, position: Index, inside
     totals = tuple(nest.convert(nest.pull(start, ()), kind) for start, kind in zip(starts, kinds, strict=True))
     for inner in itertools.product(*map(range, window.sizes)):
         places, fits = window_places(nest, op, window, position, [Number(at) for at in inner], inside)
-        totals = nest.inline(op.regions[0], [*totals, *_items(nest, op, places, fits)])
+        totals = nest.inline(op.regions[0], [*totals, *window_items(nest, op, places, fits)])
     return totals
 
 
@@ -266,12 +266,12 @@ def _reduce_looped(nest: Nest, op: Op, window: Window, position: Index) -> tuple
     """Loops over a large window. Long float sums are accumulated in f64 and rounded once."""
     count, kinds = len(op.results), _kinds(op)
     function = body_function(op.regions[0]) if count == 1 else None
-    wide = [_accumulator_type(function, kind, prod(window.sizes)) for kind in kinds]
+    wide = [accumulator_type(function, kind, prod(window.sizes)) for kind in kinds]
     starts = [nest.convert(nest.pull(start, ()), kind) for start, kind in zip(op.operands[count:], kinds, strict=True)]
     totals = [nest.declare(kind, nest.convert(start, kind)) for start, kind in zip(starts, wide, strict=True)]
     with nest.loops(window.sizes, "ordered") as inner:
         places, fits = window_places(nest, op, window, position, inner, False)
-        items = _items(nest, op, places, fits)
+        items = window_items(nest, op, places, fits)
         held = [nest.keep(total) for total in totals]
         if function is not None:
             new = [nest.apply(function, held[0], nest.convert(items[0], wide[0]), dtype=wide[0])]
@@ -282,14 +282,14 @@ def _reduce_looped(nest: Nest, op: Op, window: Window, position: Index) -> tuple
     return tuple(nest.convert(nest.keep(total), kind) for total, kind in zip(totals, kinds, strict=True))
 
 
-def _accumulator_type(function: str | None, kind: DType, terms: int) -> DType:
+def accumulator_type(function: str | None, kind: DType, terms: int) -> DType:
     return f64 if function in ("add", "multiply") and kind.is_float and terms > SHORT else kind
 
 
 # ---- cumulative sums ----
 
 
-def _scan_axis(op: Op, window: Window) -> int | None:
+def find_scan_axis(op: Op, window: Window) -> int | None:
     """The axis of a cumulative reduction, forward or backward, if the window is one."""
     sizes = tensor(op.operands[0]).sizes
     moving = [d for d in range(len(sizes)) if not window.is_plain(d)]
@@ -313,7 +313,7 @@ def _scan_window(nest: Nest, op: Op, output: Output, axis: int, forward: bool) -
     sizes, (kind,) = tensor(op.results[0]).sizes, _kinds(op)
     function, length = body_function(op.regions[0]), op.attrs["window_dimensions"][axis]
     assert function is not None
-    wide = _accumulator_type(function, kind, length)
+    wide = accumulator_type(function, kind, length)
     others = [d for d in range(len(sizes)) if d != axis]
     with nest.loops([sizes[d] for d in others]) as vars:
         places = dict(zip(others, vars, strict=True))

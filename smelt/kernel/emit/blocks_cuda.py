@@ -15,13 +15,17 @@ import numpy as np
 from smelt.ir.block_layout import COLUMNS, LINE, STEPS, Layout, Plane
 from smelt.ir.blocks import BLOCKS, RUN
 from smelt.ir.ops.packed_blocks import LEAST, MOST
+from smelt.kernel.emit.blocks_tile_cuda import TILE
 from smelt.kernel.loops.grammar import Amount, BlockMma, Expr
 from smelt.kernel.loops.simt import MULTIPROCESSORS
 from smelt.kernel.loops.tensor_tile import (
     BLOCK_ROWS,
+    STAGED_WARPS,
     block_threads,
     chunk_records,
     held_pitch,
+    shares_at_once,
+    stages_rows,
     stream_shape,
 )
 
@@ -119,6 +123,8 @@ template <class U, int ROWS> struct smelt_block_at {
   const f32 *scale, *total;
   i64 q_row, scale_row, total_row;
   int group, member, rows;
+  inline void start() {}
+  inline void enter(int at) {}
   inline void advance(int units) {
     q += units * 32;
     scale += units;
@@ -155,52 +161,56 @@ template <class U, int ROWS> struct smelt_block_sums {
   f32 of[Left::GROUPS][Left::OWN][2];
   ui32 flip;  // the highest bits of four bytes, which it changes in codes with a zero
 };
+// A group of eight rows by a unit, whose codes are `low` and `high`.
+template <class U, int ROWS, int OWN> inline void smelt_block_group(const U &weights, const typename U::Head &head,
+    const ui32 (&low)[4], const ui32 (&high)[4], const smelt_two_words &q, const ui32 (&scale)[2],
+    const ui32 (&total)[2][U::GROUPS], int member, f32 (&sums)[OWN][2]) {
+  enum { PARTS = U::GROUPS };
+  i32 c[2][PARTS][4];
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    const ui32 u[4] = {low[2 * half], low[2 * half + 1], high[2 * half], high[2 * half + 1]};
+#pragma unroll
+    for (int p = 0; p < PARTS; p++) {
+      const ui32 mask = PARTS == 1 || member / 2 == p ? 0xffffffffu : 0;  // whose steps belong to the group
+      const ui32 v[2] = {q.x[0] & mask, q.x[1] & mask};
+      smelt_mma_bytes<U::SIGNED>(c[half][p], u, v);
+    }
+  }
+  const auto add = [&](f32 &to, int j, int e, const auto &sum_of) {  // the sums of the groups of a column and a row
+    i32 whole = sum_of(0);
+    if (PARTS > 1) {
+      whole = 0;
+#pragma unroll
+      for (int p = 0; p < PARTS; p++) whole += weights.integer(p, j) * sum_of(p);
+    }
+    to = fmaf(weights.template factor<ROWS == 1>(head, j) * __uint_as_float(scale[e]), (f32)whole, to);
+    if (U::MINIMUM)
+#pragma unroll
+      for (int p = 0; p < PARTS; p++) {
+        const f32 less = weights.template less<ROWS == 1>(head, p, j), more = __uint_as_float(total[e][p]);
+        to = fmaf(U::SUBTRACTS ? -less : less, more, to);
+      }
+  };
+  if (ROWS == 1) {
+    add(sums[0][0], member, 0, [&](int p) {
+      const i32 here = member / 2 ? c[1][p][0] : c[0][p][0], next = member / 2 ? c[1][p][2] : c[0][p][2];
+      return member % 2 ? next : here;
+    });
+  } else {
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+#pragma unroll
+      for (int e = 0; e < 2; e++) add(sums[j % OWN][e], j, e, [&](int p) { return c[j / 2][p][j % 2 * 2 + e]; });
+  }
+}
 template <class U, int ROWS> inline void smelt_block_multiply(const U &weights, const typename U::Head &head,
     const smelt_block_left<U, ROWS> &now, int member, smelt_block_sums<U, ROWS> &sums) {
-  enum { PARTS = U::GROUPS, GROUPS = (ROWS + 7) / 8 };
   ui32 low[4], high[4];
   weights.codes(member, sums.flip, low, high);
 #pragma unroll
-  for (int g = 0; g < GROUPS; g++) {
-    i32 c[2][PARTS][4];
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-      const ui32 u[4] = {low[2 * half], low[2 * half + 1], high[2 * half], high[2 * half + 1]};
-#pragma unroll
-      for (int p = 0; p < PARTS; p++) {
-        const ui32 mask = PARTS == 1 || member / 2 == p ? 0xffffffffu : 0;  // whose steps belong to the group
-        const ui32 v[2] = {now.q[g].x[0] & mask, now.q[g].x[1] & mask};
-        smelt_mma_bytes<U::SIGNED>(c[half][p], u, v);
-      }
-    }
-    const auto add = [&](f32 &to, int j, int e, const auto &sum_of) {  // the sums of the groups of a column and a row
-      i32 whole = sum_of(0);
-      if (PARTS > 1) {
-        whole = 0;
-#pragma unroll
-        for (int p = 0; p < PARTS; p++) whole += weights.integer(p, j) * sum_of(p);
-      }
-      to = fmaf(weights.template factor<ROWS == 1>(head, j) * __uint_as_float(now.scale[g][e]), (f32)whole, to);
-      if (U::MINIMUM)
-#pragma unroll
-        for (int p = 0; p < PARTS; p++) {
-          const f32 less = weights.template less<ROWS == 1>(head, p, j), more = __uint_as_float(now.total[g][e][p]);
-          to = fmaf(U::SUBTRACTS ? -less : less, more, to);
-        }
-    };
-    if (ROWS == 1) {
-      add(sums.of[g][0][0], member, 0, [&](int p) {
-        const i32 here = member / 2 ? c[1][p][0] : c[0][p][0], next = member / 2 ? c[1][p][2] : c[0][p][2];
-        return member % 2 ? next : here;
-      });
-    } else {
-#pragma unroll
-      for (int j = 0; j < 4; j++)
-#pragma unroll
-        for (int e = 0; e < 2; e++)
-          add(sums.of[g][j % (ROWS == 1 ? 1 : 4)][e], j, e, [&](int p) { return c[j / 2][p][j % 2 * 2 + e]; });
-    }
-  }
+  for (int g = 0; g < (ROWS + 7) / 8; g++)
+    smelt_block_group<U, ROWS>(weights, head, low, high, now.q[g], now.scale[g], now.total[g], member, sums.of[g]);
 }
 template <class U, int ROWS> inline void smelt_keep_share(int share, int lane, f32 *part, i64 rows,
     const smelt_block_sums<U, ROWS> &sums) {
@@ -227,11 +237,10 @@ template <int SHARES> inline void smelt_add_shares(int lane, int threads, const 
     acc[r * width + c] = sum;  // the tile of sums may begin where the parts do, with rows of the same width
   }
 }
-// Up to ROWS rows by 32 columns, from memory to registers: weights come DEEP units ahead; up to 8 rows as well, more
-// come from a cache when they are needed. EXACT: every share has a multiple of DEEP units.
-template <class U, int ROWS, int DEEP, bool EXACT, int SHARES> inline void smelt_block_share(int share, int lane,
-    f32 *part, i64 rows, const i8 *q, i64 q_row, const f32 *scale, i64 scale_row, const f32 *total, i64 total_row,
-    const ui8 *w, i64 panel, i64 blocks, i64 columns) {
+// Up to ROWS rows by 32 columns: weights come DEEP units ahead to registers; up to 8 rows as well, more come from a
+// cache or from shared memory when they are needed. EXACT: every share has a multiple of DEEP units.
+template <class U, int ROWS, int DEEP, bool EXACT, int SHARES, class R> inline smelt_block_sums<U, ROWS>
+smelt_block_share(int share, int lane, R at_rows, const ui8 *w, i64 panel, i64 blocks, i64 columns) {
   enum { UNITS = U::UNITS, AHEAD = ROWS <= 8 ? DEEP : 1 };
   const int group = lane % 32 / 4, member = lane % 4, units = smelt_count_units<U, SHARES>(share, blocks);
   const ui8 *const from = w + (group < 4 || columns <= 16 ? 0 : panel) + share * (i64)U::BYTES;  // a panel may miss
@@ -244,7 +253,6 @@ template <class U, int ROWS, int DEEP, bool EXACT, int SHARES> inline void smelt
   int weights_in_chunk = 0, rows_in_chunk = 0;
   at_weights.start(from, member, group % 4);
   const ui8 *at_head = from;
-  auto at_rows = smelt_start_rows<U, ROWS>(share, lane, rows, q, q_row, scale, scale_row, total, total_row);
   const auto is_last = [&](int &in_chunk) {
     in_chunk = UNITS == DEEP || in_chunk + DEEP == UNITS ? 0 : in_chunk + DEEP;
     return UNITS == DEEP || in_chunk == 0;
@@ -261,6 +269,7 @@ template <class U, int ROWS, int DEEP, bool EXACT, int SHARES> inline void smelt
     if (i < units) y[i].load(at_weights, i);  // which no launch writes
   advance_weights();
   smelt_await();
+  at_rows.start();
   if (AHEAD > 1) {
 #pragma unroll
     for (int i = 0; i < AHEAD; i++)
@@ -270,6 +279,7 @@ template <class U, int ROWS, int DEEP, bool EXACT, int SHARES> inline void smelt
 #pragma unroll 1
   for (int at = 0; at < units; at += DEEP) {
     const bool more = at + DEEP < units;
+    at_rows.enter(at);
     if (at % UNITS == 0) head.template widen<ROWS == 1>(next, member);
     if (more && weights_in_chunk == 0) next.load(at_head, group % 4);
 #pragma unroll
@@ -286,18 +296,110 @@ template <class U, int ROWS, int DEEP, bool EXACT, int SHARES> inline void smelt
     advance_weights();
     advance_rows();
   }
-  smelt_keep_share<U, ROWS>(share, lane, part, rows, sums);
+  return sums;
 }
-template <class U, int ROWS, int DEEP, bool EXACT, int SHARES, int WARPS> inline void smelt_block_rows(int lane,
-    char *ring, i64 rows, const i8 *q, i64 q_row, const f32 *scale, i64 scale_row, const f32 *total, i64 total_row,
-    const ui8 *w, i64 panel, i64 blocks, f32 *acc, i64 width, i64 columns) {
+// ONCE: the shares whose sums there is room for. If that is not all of them, a warp has one after another, and the sum
+// so far stands in front of the next ones.
+template <class U, int ROWS, int DEEP, bool EXACT, int SHARES, int WARPS, int ONCE> inline void smelt_block_rows(
+    int lane, char *ring, i64 rows, const i8 *q, i64 q_row, const f32 *scale, i64 scale_row, const f32 *total,
+    i64 total_row, const ui8 *w, i64 panel, i64 blocks, f32 *acc, i64 width, i64 columns) {
+  static_assert(SHARES % ONCE == 0, "rounds are whole");
   f32 *const part = (f32 *)ring;  // the sums of every share, which are added in order
 #pragma unroll 1
-  for (int share = lane / 32; share < SHARES; share += WARPS)
-    smelt_block_share<U, ROWS, DEEP, EXACT, SHARES>(share, lane, part, rows, q, q_row, scale, scale_row, total,
-        total_row, w, panel, blocks, columns);
+  for (int done = 0; done < SHARES; done += ONCE) {
+#pragma unroll 1
+    for (int share = done + lane / 32; share < done + ONCE; share += WARPS) {
+      const auto at_rows = smelt_start_rows<U, ROWS>(share, lane, rows, q, q_row, scale, scale_row, total, total_row);
+      smelt_keep_share<U, ROWS>(done ? share - done + 1 : share, lane, part, rows,
+          smelt_block_share<U, ROWS, DEEP, EXACT, SHARES>(share, lane, at_rows, w, panel, blocks, columns));
+    }
+    __syncthreads();
+    if (done + ONCE < SHARES) {
+      if (done) smelt_add_shares<ONCE + 1>(lane, 32 * WARPS, part, rows, part, 32, 32);
+      else smelt_add_shares<ONCE>(lane, 32 * WARPS, part, rows, part, 32, 32);
+      __syncthreads();
+    }
+  }
+  smelt_add_shares<ONCE == SHARES ? SHARES : ONCE + 1>(lane, 32 * WARPS, part, rows, acc, width, columns);
+}
+"""
+STAGED = """\
+// Rows through shared memory, where every warp has a place for two stages of four units: a line of memory is read at
+// once, and no bank twice.
+template <class U, int ROWS, int SHARES> struct smelt_block_staged {
+  typedef smelt_block_left<U, ROWS> Left;
+  enum { STEPS = 4, PITCH = 160, AT_SCALES = ROWS * PITCH, AT_TOTALS = AT_SCALES + ROWS * 16,
+      STAGE = AT_TOTALS + (U::MINIMUM ? ROWS * 16 * U::GROUPS : 0) };
+  char *ring;
+  const char *q, *scale, *total;
+  int q_row, scale_row, total_row, share, lane, rows, units, fetched;
+  const char *own, *scales, *totals;
+  inline void fetch() {
+    if (fetched < units) {
+      const int unit = (share + fetched / U::UNITS * SHARES) * U::UNITS + fetched % U::UNITS;
+      char *const to = ring + fetched / STEPS % 2 * STAGE;
+#pragma unroll
+      for (int i = 0; i < ROWS / 4; i++) {
+        const int row = 4 * i + lane / 8, cell = lane % 8 * 16;
+        const bool there = row < rows;
+        smelt_copy_async(to + row * PITCH + cell, q + (there ? row * q_row : 0) + unit * 32 + cell, there ? 16 : 0);
+      }
+      const bool there = lane < rows;
+      const int row = there ? lane : 0;
+      smelt_copy_async(to + AT_SCALES + lane * 16, scale + row * scale_row + unit * 4, there ? 16 : 0);
+#pragma unroll
+      for (int p = 0; p < U::GROUPS; p++)
+        if (U::MINIMUM)
+          smelt_copy_async(to + AT_TOTALS + (lane * U::GROUPS + p) * 16,
+              total + row * total_row + unit * (4 * U::GROUPS) + 16 * p, there ? 16 : 0);
+      fetched += STEPS;
+    }
+    smelt_copy_commit();
+  }
+  inline void start() { fetch(); }
+  inline void enter(int at) {  // of the units of the share
+    if (at % STEPS == 0) {
+      __syncwarp();
+      fetch();
+      smelt_copy_wait<1>();
+      __syncwarp();
+    }
+    const int member = lane % 4;
+    const char *const here = ring + at / STEPS % 2 * STAGE;
+    own = here + lane / 4 * PITCH + at % STEPS * 32 + 8 * member;
+    scales = here + AT_SCALES + 2 * member * 16 + at % STEPS * 4;
+    totals = here + AT_TOTALS + (2 * member * 16 + at % STEPS * 4) * U::GROUPS;
+  }
+  inline void advance(int) {}
+  inline void load(Left &to, int i) const {
+#pragma unroll
+    for (int g = 0; g < Left::GROUPS; g++) {
+      to.q[g] = *(const smelt_two_words *)(own + 8 * g * PITCH + 32 * i);
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        to.scale[g][e] = *(const ui32 *)(scales + (8 * g + e) * 16 + 4 * i);
+#pragma unroll
+        for (int p = 0; p < U::GROUPS; p++)
+          if (U::MINIMUM) to.total[g][e][p] = *(const ui32 *)(totals + ((8 * g + e) * 16 + 4 * i) * U::GROUPS + 4 * p);
+      }
+    }
+  }
+};
+template <class U, int ROWS, int DEEP, int SHARES> inline void smelt_block_some(int lane, char *ring, i64 rows,
+    const i8 *q, i64 q_row, const f32 *scale, i64 scale_row, const f32 *total, i64 total_row, const ui8 *w, i64 panel,
+    i64 blocks, f32 *acc, i64 width, i64 columns) {
+  typedef smelt_block_staged<U, ROWS, SHARES> Rows;
+  const int share = lane / 32;
+  const Rows at_rows = {ring + share * (2 * Rows::STAGE), (const char *)q, (const char *)scale, (const char *)total,
+      (int)q_row, 4 * (int)scale_row, 4 * (int)total_row, share, lane % 32, (int)rows,
+      smelt_count_units<U, SHARES>(share, blocks), 0};
+  const auto sums = smelt_block_share<U, ROWS, DEEP, true, SHARES>(share, lane, at_rows, w, panel, blocks, columns);
+  f32 *const part = (f32 *)ring;  // where rows were
+  smelt_copy_wait<0>();
   __syncthreads();
-  smelt_add_shares<SHARES>(lane, 32 * WARPS, part, rows, acc, width, columns);
+  smelt_keep_share<U, ROWS>(share, lane, part, rows, sums);
+  __syncthreads();
+  smelt_add_shares<SHARES>(lane, 32 * SHARES, part, rows, acc, width, columns);
 }
 """
 STREAM = """\
@@ -592,7 +694,11 @@ def choose_shape(mma: BlockMma) -> tuple[int, int, bool]:
     """(Units that are read ahead, blocks on a multiprocessor, whether all shares have a multiple of these units)."""
     few, some, _ = BLOCK_ROWS
     layout = Layout.of(mma.format)
-    if mma.most > few:
+    if mma.ahead:
+        deep, resident = 1, 1
+    elif stages_rows(mma):
+        deep, resident = 2, STAGED_WARPS // mma.shares
+    elif mma.most > few:
         deep, resident = 2, 2 if mma.most <= some else 1
     else:
         words, warps = unit_words(layout, mma.most), mma.shares
@@ -625,14 +731,20 @@ def unit_words(layout: Layout, rows: int) -> int:
     return words + 2 + (1 + (parts if layout.row.minimum is not None else 0)) * min(rows, 2)
 
 
-def block_call(mma: BlockMma, deep: int, exact: bool) -> str:
-    """The name of the function for a format, at most this number of rows, and units that are read ahead."""
+def block_call(mma: BlockMma, deep: int, exact: bool, ring: int) -> str:
+    """The name of the function for a format, at most this number of rows, units that are read ahead, and bytes of
+    shared memory."""
     warps = block_threads(mma) // 32
+    if mma.ahead:
+        return f"smelt_block_tile<{PREFIX}{mma.format}, {mma.shares}, {mma.ahead}>"
+    if stages_rows(mma):
+        return f"smelt_block_some<{PREFIX}{mma.format}, {mma.held}, {deep}, {mma.shares}>"
     if mma.stages:
         pitch = held_pitch(mma.format, static_size(mma.panel.sizes[0])) if mma.held else 0
         sizes = f"{mma.most}, {mma.stages}, {mma.shares}, {str(exact).lower()}, {mma.held}, {pitch}"
         return f"smelt_block_stream<{PREFIX}{mma.format}, {sizes}>"
-    return f"smelt_block_rows<{PREFIX}{mma.format}, {mma.most}, {deep}, {str(exact).lower()}, {mma.shares}, {warps}>"
+    sizes = f"{mma.most}, {deep}, {str(exact).lower()}, {mma.shares}, {warps}, {shares_at_once(mma, ring)}"
+    return f"smelt_block_rows<{PREFIX}{mma.format}, {sizes}>"
 
 
 def block_kernels(text: str) -> str:
@@ -642,7 +754,9 @@ def block_kernels(text: str) -> str:
     if not found:
         return rounds
     stream = STREAM if "smelt_block_stream<" in text else ""
-    return "".join([rounds, INSTRUCTIONS, SUMS, stream, *(unit_text(Layout.of(each)) for each in found)])
+    tile = TILE if "smelt_block_tile<" in text else ""
+    staged = STAGED if "smelt_block_some<" in text else ""
+    return "".join([rounds, INSTRUCTIONS, SUMS, staged, stream, tile, *(unit_text(Layout.of(each)) for each in found)])
 
 
 def unit_text(layout: Layout) -> str:

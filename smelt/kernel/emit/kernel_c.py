@@ -35,6 +35,7 @@ from smelt.kernel.loops.grammar import (
     Store,
     Tile,
     Transpose,
+    Update,
     While,
     declared_variables,
     used_tiles,
@@ -101,7 +102,7 @@ class KernelPrinter(Printer):
                 return [f"{pad}{self.mma(stmt)}"]
             case BlockMma():
                 return [f"{pad}{self.block_mma(stmt)}"]
-            case RoundRow() | Attend() | Decode():
+            case Update() | RoundRow() | Attend() | Decode():
                 raise AssertionError("builders for a GPU write it")
             case Fail(status, values):
                 record = [f"ctx->record[{i}] = {self.expr(value)};" for i, value in enumerate(values)]

@@ -10,6 +10,7 @@ import itertools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from smelt.dim import Size
 from smelt.dtype import DType, bf16, i32, i64
@@ -49,6 +50,7 @@ from smelt.kernel.loops.grammar import (
     Store,
     Tile,
     Transpose,
+    Update,
     Var,
     reads_from,
     static_extent,
@@ -93,6 +95,10 @@ STAGED, STAGED_DYNAMIC = 16 << 10, 1024  # bytes of terms of a reduction in shar
 STAGED_BESIDE = 30 << 10  # beside at most this number of bytes
 SHORT_ROW = 1024  # elements of a row that a warp may hold in registers
 VECTORS = ((8, 16), (20, 8), (48, 4))  # by the statements of an element, how many a thread reads at once: short code
+ATOMIC = {"add": "atomicAdd", "and": "atomicAnd", "or": "atomicOr", "xor": "atomicXor"} | {
+    "minimum": "atomicMin",
+    "maximum": "atomicMax",
+}
 UNROLLED = 32  # statements of a loop of which several iterations are computed together
 BATCHES, BATCH_CODE = (8, 4), 64  # iterations of a shared loop whose loads come first; the most statements of all
 
@@ -371,6 +377,9 @@ class StagePrinter(Printer):
             case Store() if not self.alone:
                 (line,) = self.plain(stmt, 0)
                 return self.fence([f"{pad}if ({LANE} == 0) {line}"], stmt, pad, always=True)
+            case Update():
+                only = "" if self.alone else f"if ({LANE} == 0) "
+                return self.fence([f"{pad}{only}{self.update(stmt)}"], stmt, pad, always=True)
             case Tile(name, dtype, count):
                 return [f"{pad}{math.register(dtype)} {name}[{count}];"] if self.stage.group == "thread" else []
             case Fold() if self.is_warp_wide(stmt):
@@ -396,6 +405,14 @@ class StagePrinter(Printer):
             case Fail():
                 raise AssertionError("no builder writes it")
         return self.plain(stmt, depth)
+
+    def update(self, update: Update) -> str:
+        """A call of CUDA's atomic function, of which minima and maxima alone take integers with a sign."""
+        dtype = update.value.dtype
+        signed = dtype.kind == "int" and update.function in ("minimum", "maximum")
+        kind = ("" if signed else "unsigned ") + ("int" if dtype.bits == 32 else "long long")
+        place = self.address(update.place, math.storage(dtype))
+        return f"{ATOMIC[update.function]}(({kind} *)({place}), ({kind})({self.expr(update.value)}));"
 
     @property
     def members(self) -> str:
@@ -692,11 +709,20 @@ class StagePrinter(Printer):
             return f"{MMA}{name}({self.members}, {', '.join(given)});"
         products = [each for each in walk_statements(self.stage.body) if isinstance(each, Mma)]
         plain = len(products) == 1 and taps == Number(1) and mma.accumulate == Number(0) and not isinstance(row, Load)
-        match rows, panel:
-            case Number(int(count)), Number(int(wide)) if plain and count <= FEW_ROWS and wide in FEW_COLUMNS:
-                few = [given[i] for i in (1, 3, 5, 6, 7, 9, 10, 11, 12)]
-                return f"{FEW}{name}<{count}, {wide}>({LANE}, {', '.join(few)});"
+        match panel:
+            case Number(int(wide)) if plain and wide in FEW_COLUMNS and (most := self.most_rows(mma)) <= FEW_ROWS:
+                few = [given[i] for i in (0, 1, 3, 5, 6, 7, 9, 10, 11, 12)]
+                sizes = f"{most}, {str(not isinstance(rows, Number)).lower()}, {wide}"
+                return f"{FEW}{name}<{sizes}>({LANE}, {', '.join(few)});"
         return f"{TILE}{name}({LANE}, {', '.join(given)});"
+
+    def most_rows(self, mma: Mma) -> float:
+        """The rows of a product, or those that its tile has room for."""
+        rows = mma.a.sizes[0]
+        if isinstance(rows, Number):
+            return int(rows.value.real)
+        tiles = [each for each, _ in self.stage.tiles if each.name == mma.acc.place.array]
+        return tiles[0].count // few_columns(mma) if tiles else inf
 
     def is_aligned(self, mma: Mma) -> bool:
         """Whether all rows and taps of the left operand surely begin and end at 16 bytes, as every buffer does."""
@@ -726,7 +752,7 @@ class StagePrinter(Printer):
         panel, (step, records) = self.address(mma.panel.place, "ui8"), (mma.panel.strides[2], mma.panel.sizes[0])
         tile = [self.address(mma.acc.place, "f32"), self.expr(mma.acc.strides[0]), self.expr(mma.acc.sizes[1])]
         deep, _, exact = choose_shape(mma)
-        pad, call, count = "  " * depth, block_call(mma, deep, exact), self.expr(mma.acc.sizes[0])
+        pad, call, count = "  " * depth, block_call(mma, deep, exact, self.stage.ring), self.expr(mma.acc.sizes[0])
         given = ", ".join([count, *rows, *([] if mma.stages else [panel]), *map(self.expr, (step, records)), *tile])
         if not mma.stages:
             return [f"{pad}{call}({LANE}, smelt_shared, {given});"]

@@ -196,7 +196,10 @@ class PlanWriter:
 def _without_crowds(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """A product right behind one of few rows begins after it, unless the copy engine brings its weights: its blocks
     would go where others end first, several to one multiprocessor and none to another, and its time is that of the
-    fullest one. What reads through the first-level cache is slow there besides, while shared memory has its place."""
+    fullest one. What reads through the first-level cache is slow there besides, while shared memory has its place. Of
+    a product that has kernels for several numbers of rows, those begin early whose weights the copy engine brings."""
+    for step in filter(_streams, steps):
+        step["launches"] = [each if each["streams"] else each | {"awaits": []} for each in step["launches"]]
     for before, step in pairwise(steps):
         behind = before["do"] == "launch" and any(each["early"] for each in before["launches"])
         if behind and _reads_weights(step) and not _streams(step):

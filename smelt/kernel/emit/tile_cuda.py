@@ -4,7 +4,7 @@
 |---|---|---|
 | `smelt_mma_FORM` | any group | one sum after another by each thread |
 | `smelt_tile_FORM` | a block | 128 × 64 sums at a time, 8 × 4 by each thread, operands through shared memory |
-| `smelt_few_FORM` | a block | a few rows: K-blocks by different threads, weights read 4 columns at a time |
+| `smelt_few_FORM` | a block | up to 8 rows: a thread for each column and K-block, which loads weights ahead |
 
 All add up in the order of the form, so bits are those of a processor. `tile_mma.py` has products by bf16 weights.
 """
@@ -128,42 +128,96 @@ inline void smelt_tile_{name}(int lane, {operands}) {{
   }}
 }}
 """
+FEW_LOADS = """\
+struct __align__(16) smelt_four { f32 x[4]; };
+#ifdef __CUDACC__
+inline f32 smelt_now(const f32 *from) {  // no compiler moves the load to where its result is used
+  f32 to;
+  asm volatile("ld.global.f32 %0, [%1];" : "=f"(to) : "l"(from) : "memory");
+  return to;
+}
+inline ui16 smelt_now(const ui16 *from) {
+  ui16 to;
+  asm volatile("ld.global.u16 %0, [%1];" : "=h"(to) : "l"(from) : "memory");
+  return to;
+}
+#endif
+"""
 FEW_LOOPS = """\
-template <int ROWS, int COLUMNS> inline void smelt_few_{name}(int lane, const {left} *a, i64 row, i64 step,
-    const {right} *b, i64 line, i64 count, f32 *acc, i64 width, i64 columns) {{
-  constexpr int SLICES = 1024 / COLUMNS;  // K-blocks at a time
-  __shared__ f32 part[SLICES][ROWS][COLUMNS];
-  const int first_column = lane % (COLUMNS / 4) * 4, slice = lane / (COLUMNS / 4);
-  const i64 blocks = (count + {block} - 1) / {block};
-  const bool whole = columns - first_column >= 4 && ((ui64)b | line * {size} | 4 * {size}) % {bytes} == 0;
-  for (int at = lane; at < ROWS * COLUMNS; at += 256)
-    if (at % COLUMNS < columns) acc[at / COLUMNS * width + at % COLUMNS] = 0;
-  for (i64 first = 0; first < blocks; first += SLICES) {{
-    const i64 begin = (first + slice) * {block}, end = begin + {block} < count ? begin + {block} : count;
-    f32 sum[ROWS][4] = {{}};
-    const auto sweep = [&](const auto &load) {{
-#pragma unroll 8
-      for (i64 k = begin; k < end; k++) {{
-        f32 y[4];
-        load(b + k * line + first_column, y);
-        for (int r = 0; r < ROWS; r++)
-          for (int c = 0; c < 4; c++) sum[r][c] = fmaf(a[r * row + k * step], y[c], sum[r][c]);
-      }}
-    }};
-    if (whole) sweep([](const {right} *from, f32 *to) {{ smelt_whole_{name}(from, to); }});
-    else sweep([=](const {right} *from, f32 *to) {{ smelt_part_{name}(from, columns - first_column, to); }});
-    for (int r = 0; r < ROWS; r++)
-      for (int c = 0; c < 4; c++) part[slice][r][first_column + c] = sum[r][c];
+// A thread has one column of a K-block and loads its weights 32 steps ahead. Rows come through shared memory.
+template <int ROWS, int COLUMNS> inline void smelt_few_{name}_rows(int lane, f32 *shared, i64 rows, const {left} *a,
+    i64 row, i64 step, const {right} *b, i64 line, i64 count, f32 *acc, i64 width, i64 columns) {{
+  enum {{
+    SLICES = 256 / COLUMNS, DEEP = 32, PITCH = DEEP + 4, STAGES = {block} / DEEP,  // slices: K-blocks at a time
+    ITEMS = ROWS * SLICES * DEEP, EACH = (ITEMS + 255) / 256
+  }};
+  f32 *const left = shared, *const part = shared + ROWS * SLICES * PITCH;
+  const int column = lane % COLUMNS, slice = lane / COLUMNS, depth = (int)count, pitch = (int)line;
+  const int rounds = depth ? (depth + SLICES * {block} - 1) / (SLICES * {block}) : 1;
+  const auto first_step = [](int stage, int slice) {{
+    return (stage / STAGES * SLICES + slice) * {block} + stage % STAGES * DEEP;
+  }};
+  const auto load_weight = [&](int k) {{
+    return k < depth && column < columns ? smelt_now(b + ((i64)k * pitch + column)) : ({right})0;
+  }};
+  {right} y[DEEP];
+  f32 x[EACH], sum[ROWS] = {{}};
+  const auto load_rows = [&](int stage) {{
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {{
+      const int at = lane + 256 * j, r = at / (SLICES * DEEP);
+      const int k = first_step(stage, at / DEEP % SLICES) + at % DEEP;
+      x[j] = at < ITEMS && r < rows && k < depth ? smelt_now(a + (r * row + k * step)) : 0;
+    }}
+  }};
+#pragma unroll
+  for (int i = 0; i < DEEP; i++) y[i] = load_weight(first_step(0, slice) + i);
+  load_rows(0);
+#pragma unroll 1
+  for (int stage = 0; stage < rounds * STAGES; stage++) {{
     __syncthreads();
-    for (int at = lane; at < ROWS * COLUMNS; at += 256) {{
-      const int r = at / COLUMNS, c = at % COLUMNS;
-      if (c >= columns) continue;
-      f32 total = acc[r * width + c];
-      for (i64 s = 0; s < SLICES && first + s < blocks; s++) total = first + s ? total + part[s][r][c] : part[s][r][c];
-      acc[r * width + c] = total;
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {{
+      const int at = lane + 256 * j;
+      if (at < ITEMS) left[at / DEEP * PITCH + at % DEEP] = x[j];
     }}
     __syncthreads();
+    load_rows(stage + 1);
+    const int steps = depth - first_step(stage, slice), next = first_step(stage + 1, slice);
+    smelt_four z[ROWS];
+#pragma unroll
+    for (int i = 0; i < DEEP; i++) {{
+      const f32 weight = {load_one};
+#pragma unroll
+      for (int r = 0; r < ROWS; r++) {{
+        if (i % 4 == 0) z[r] = *(const smelt_four *)(left + (r * SLICES + slice) * PITCH + i);
+        if (i < steps) sum[r] = fmaf(z[r].x[i % 4], weight, sum[r]);
+      }}
+      y[i] = load_weight(next + i);
+    }}
+    if (stage % STAGES != STAGES - 1) continue;
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) part[(slice * ROWS + r) * COLUMNS + column] = sum[r], sum[r] = 0;
+    __syncthreads();
+    const int first = stage / STAGES * SLICES;  // the sums of K-blocks are added in order
+    for (int at = lane; at < ROWS * COLUMNS; at += 256) {{
+      const int r = at / COLUMNS, c = at % COLUMNS;
+      if (r >= rows || c >= columns) continue;
+      f32 total = first ? acc[r * width + c] : 0;
+      for (int s = 0; s < SLICES && (first + s) * {block} < depth; s++)
+        total = first + s ? total + part[s * ROWS * COLUMNS + at] : part[at];
+      acc[r * width + c] = total;
+    }}
   }}
+}}
+// MOST rows; with ANY at most as many, and code of its own for one.
+template <int MOST, bool ANY, int COLUMNS> inline void smelt_few_{name}(int lane, i64 rows, const {left} *a, i64 row,
+    i64 step, const {right} *b, i64 line, i64 count, f32 *acc, i64 width, i64 columns) {{
+  __shared__ __align__(16) f32 shared[MOST * (256 / COLUMNS * 36 + 256)];
+  if (ANY && rows == 1)
+    smelt_few_{name}_rows<1, COLUMNS>(lane, shared, 1, a, row, step, b, line, count, acc, width, columns);
+  else
+    smelt_few_{name}_rows<MOST, COLUMNS>(lane, shared, rows, a, row, step, b, line, count, acc, width, columns);
 }}
 """
 
@@ -205,16 +259,16 @@ def four_text(form: Form) -> str:
 
 def few_text(form: Form) -> str:
     """`smelt_few_FORM`."""
-    return FEW_LOOPS.format(**_names(form))
+    return FEW_LOOPS.format(**_names(form), load_one=math.load(form.right, "y[i]"))
 
 
 def micro_kernels(text: str) -> str:
     """The micro-kernels that a text calls."""
     found = [mma_text(form) for form in FORMS if f"{MMA}{form.name}(" in text]
+    few = [form for form in TILED if f"{FEW}{form.name}<" in text]
+    found += [FEW_LOADS] if few else []
     for form in TILED:
-        tile, few = f"{TILE}{form.name}(" in text, f"{FEW}{form.name}<" in text
-        found += [four_text(form)] if tile or few else []
-        found += [TILE_LOOPS.format(**_names(form))] if tile else []
-        found += [few_text(form)] if few else []
+        found += [four_text(form), TILE_LOOPS.format(**_names(form))] if f"{TILE}{form.name}(" in text else []
+        found += [few_text(form)] if form in few else []
     found += [tensor_kernels(text), block_kernels(text)]
     return "".join([*found, *([TRANSPOSE] if "smelt_transpose(" in text else [])])

@@ -3,14 +3,15 @@
 `smelt_few`, for up to 32 rows: weights go from memory to registers and are the left operand of `mma.sync`. K has eight
 parts, 32 steps of every 256; each is added up by one warp, and the eight sums are added in order.
 `smelt_stream`, for up to 64 rows on sm_90: the copy engine fills a ring of stages with the weights of 64 columns, which
-are adjacent in a panel, 8 KB at a time; `wgmma` takes weights as its left operand and rows as its right one.
+are adjacent in a panel, 8 KB at a time; `wgmma` takes weights as its left operand and rows as its right one. Grouped
+GEMM also has rows of f32, up to 32, which the copying warps split into three bf16.
 """
 
 from __future__ import annotations
 
 from smelt.kernel import math
 from smelt.kernel.emit.tile_dense import element_types, number_of
-from smelt.kernel.loops.form import Form
+from smelt.kernel.loops.form import GROUPED, Form
 
 FEW = """\
 // Weights and rows go from memory to registers, DEEP turns ahead. Eight warps share K, 32 steps of each turn.
@@ -116,14 +117,14 @@ template <int TILES, class L> inline void smelt_few(int lane, char *ring, i64 ro
 }
 """
 STREAM = """\
-// Four warps copy, four multiply. A stage has 128 bytes of K of 64 columns, and of ROWS rows, in runs of 128 bytes. A
-// stage of fp8 is a block of K, whose sum is added to the others'.
+// Four warps copy, four multiply. A stage has 128 bytes of K of 64 columns, and of ROWS rows, in runs of 128 bytes; of
+// f32 its three bf16. A stage of fp8 is a block of K, whose sum is added to the others'.
 template <class L, int ROWS, int STAGES, bool ALIGNED, bool SPLIT, int KIND> inline void smelt_stream_rows(int lane,
     char *ring, i64 rows, const L *a, i64 row, const typename smelt_left<L>::Right *b, i64 line, i64 depth, f32 *acc,
     i64 width, const smelt_share &share) {
   enum {
-    COPIERS = 128, WEIGHTS = 8 * 1024, STAGE = WEIGHTS + ROWS * 128, PACK = smelt_left<L>::PACK, STEPS = 8 * PACK,
-    BLOCK = smelt_left<L>::BLOCK
+    PARTS = smelt_left<L>::PARTS, COPIERS = 128, WEIGHTS = 8 * 1024, STAGE = WEIGHTS + PARTS * ROWS * 128,
+    PACK = smelt_left<L>::PACK, STEPS = 8 * PACK, BLOCK = smelt_left<L>::BLOCK, EACH = (ROWS + 15) / 16
   };
   static_assert(!BLOCK || (int)BLOCK == (int)STEPS, "a stage is a block of K");
   // Requests for weights delay those of the launch in front: until it ends, all but AT_ONCE stages are spread over FILL
@@ -188,14 +189,57 @@ template <class L, int ROWS, int STAGES, bool ALIGNED, bool SPLIT, int KIND> inl
     }
     smelt_await();
     if (member == 32 && first) *there = 1;  // without stages the sums may be there already
-    for (int i = 0; i < first; i++) fetch_rows(i, begin + i);
     int slot = 0, phase = 0;
+    if constexpr (PARTS > 1) {
+      smelt_words raw[EACH][2];  // rows of f32 until they are split
+      const auto load_rows = [&](int stage) {
+        const int k = STEPS * stage + PACK * chunk;
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+#pragma unroll
+          for (int w = 0; w < 2; w++) {
+            const int left = first_row + 16 * i < rows ? count - k - 4 * w : 0;
+            const L *const from = a + (first_row + 16 * i) * row + k + 4 * w;
+            if (whole && left >= 4) raw[i][w] = smelt_read(from);
+            else smelt_left<L>::some(from, left, &raw[i][w]);
+          }
+      };
+      const auto split_rows = [&](int slot) {
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+          const int r = first_row + 16 * i;
+          if (r >= rows) continue;
+          smelt_words part[PARTS];
+          smelt_left<L>::parts(raw[i], part);
+#pragma unroll
+          for (int p = 0; p < PARTS; p++)
+            *(smelt_words *)(ring + slot * STAGE + WEIGHTS + (p * ROWS + r) * 128 + (chunk ^ (r % 8)) * 16) = part[p];
+        }
+        smelt_copy_commit();
+        smelt_copy_wait<0>();
+        smelt_publish();
+        smelt_barrier_arrive(full + slot);
+      };
+      if (begin < end) load_rows(begin);
 #pragma unroll 1
-    for (int stage = begin + STAGES; stage < end; stage++) {
-      while (!smelt_barrier_passed(free + slot, phase)) {}
-      fetch_lines(slot, stage);
-      fetch_rows(slot, stage);
-      if (++slot == STAGES) slot = 0, phase ^= 1;
+      for (int stage = begin; stage < end; stage++) {  // rows are read while others are multiplied
+        if (stage >= begin + STAGES) {
+          while (!smelt_barrier_passed(free + slot, phase)) {}
+          fetch_lines(slot, stage);
+        }
+        split_rows(slot);
+        if (stage + 1 < end) load_rows(stage + 1);
+        if (++slot == STAGES) slot = 0, phase ^= stage >= begin + STAGES;
+      }
+    } else {
+      for (int i = 0; i < first; i++) fetch_rows(i, begin + i);
+#pragma unroll 1
+      for (int stage = begin + STAGES; stage < end; stage++) {
+        while (!smelt_barrier_passed(free + slot, phase)) {}
+        fetch_lines(slot, stage);
+        fetch_rows(slot, stage);
+        if (++slot == STAGES) slot = 0, phase ^= 1;
+      }
     }
     return;
   }
@@ -218,7 +262,9 @@ template <class L, int ROWS, int STAGES, bool ALIGNED, bool SPLIT, int KIND> inl
       smelt_wgmma_fence();
 #pragma unroll
       for (int i = 0; i < 4; i++)
-        smelt_multiply<KIND>(to, left + i * (2048 >> 4), right + (first * 128 + i * 32 >> 4), i);
+#pragma unroll
+        for (int p = 0; p < PARTS; p++)
+          smelt_multiply<KIND>(to, left + i * (2048 >> 4), right + ((p * ROWS + first) * 128 + i * 32 >> 4), i);
       smelt_wgmma_commit();
     };
     if constexpr (BLOCK) {
@@ -247,13 +293,13 @@ template <class L, int ROWS, int STAGES, bool ALIGNED, bool SPLIT, int KIND> inl
       for (int h = 0; h < 2; h++)
         w[h] = *(const smelt_words *)(at + (4 * s + member) * 1024 + (16 * warp + 8 * h + group) * 16);
 #pragma unroll
-      for (int g = 0; g < ROWS / 8; g++) {
+      for (int g = 0; g < ROWS / 8 * PARTS; g++) {
         const char *const from = at + WEIGHTS + (8 * g + group) * 128;
         const smelt_words x = *(const smelt_words *)(from + (4 * s + member ^ group) * 16);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
           const ui32 u[4] = {w[0].x[2 * half], w[1].x[2 * half], w[0].x[2 * half + 1], w[1].x[2 * half + 1]};
-          smelt_multiply_fragments<KIND>((BLOCK ? part : sum) + 4 * g, u, x.x + 2 * half);
+          smelt_multiply_fragments<KIND>((BLOCK ? part : sum) + 4 * (g % (ROWS / 8)), u, x.x + 2 * half);
         }
       }
     }
@@ -281,10 +327,17 @@ template <class L, int ROWS, int STAGES, bool ALIGNED, bool SPLIT, int KIND> inl
     if (r < rows) acc[r * width + 16 * warp + group + i / 2 % 2 * 8] = sum[i];
   }
 }
-template <class L, int MOST, int STAGES, bool ALIGNED, bool SPLIT, int KIND> inline void smelt_stream(int lane,
-    char *ring, i64 rows, const L *a, i64 row, const typename smelt_left<L>::Right *b, i64 line, i64 depth, f32 *acc,
-    i64 width, const smelt_share &share = smelt_share{}) {
-#define SMELT_STREAM(ROWS) smelt_stream_rows<L, (ROWS < MOST ? ROWS : MOST), STAGES, ALIGNED, SPLIT, KIND>( \\
+// The stages of `height` rows that fit in place of those of `most` rows, with their barriers.
+constexpr int smelt_stages(int stages, int most, int height) {
+  return stages * (64 * 128 + most * 128 + 16) / (64 * 128 + height * 128 + 16);
+}
+// MORE: with fewer rows there are more stages. There are at most 32 rows of f32.
+template <class L, int MOST, int STAGES, bool ALIGNED, bool SPLIT, bool MORE, int KIND> inline void smelt_stream(
+    int lane, char *ring, i64 rows, const L *a, i64 row, const typename smelt_left<L>::Right *b, i64 line, i64 depth,
+    f32 *acc, i64 width, const smelt_share &share = smelt_share{}) {
+  enum { PARTS = smelt_left<L>::PARTS, TALL = PARTS > 1 && MOST > 32 ? 32 : MOST };
+#define SMELT_STREAM(ROWS) smelt_stream_rows<L, (ROWS < TALL ? ROWS : TALL), \\
+  (MORE ? smelt_stages(STAGES, MOST, PARTS * (ROWS < TALL ? ROWS : TALL)) : STAGES), ALIGNED, SPLIT, KIND>( \\
   lane, ring, rows, a, row, b, line, depth, acc, width, share)
   if (rows <= 8) SMELT_STREAM(8);
   else if (rows <= 16) SMELT_STREAM(16);
@@ -302,4 +355,5 @@ def few_call(form: Form, columns: int) -> str:
 def stream_call(form: Form, rows: int, stages: int, *, aligned: bool, splits: bool) -> str:
     flags = ", ".join(str(each).lower() for each in (aligned, splits))
     kind = number_of(form.right, form.left)  # weights are the left operand
-    return f"smelt_stream<{element_types(form)[0]}, {rows}, {stages}, {flags}, {kind}>"
+    more = str(form in GROUPED).lower()
+    return f"smelt_stream<{element_types(form)[0]}, {rows}, {stages}, {flags}, {more}, {kind}>"

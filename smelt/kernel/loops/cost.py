@@ -29,6 +29,7 @@ from smelt.kernel.loops.grammar import (
     Stmt,
     Store,
     Transpose,
+    Update,
     Var,
     While,
     children,
@@ -59,7 +60,7 @@ def count_work(statements: Sequence[Stmt]) -> Size:
                 total = total + 16 * count * BLOCKS[format].length  # of some rows
             case If(_, then, otherwise):
                 total = total + count_work(then) + count_work(otherwise)
-            case Let() | Store() | Set():
+            case Let() | Store() | Update() | Set():
                 total = total + 1
             case RoundRow(runs=runs):
                 total = total + 4 * RUN * runs
@@ -97,7 +98,7 @@ class Accesses:
                 self.block((*head, *body), inf)
             case If(_, then, otherwise):
                 self.block((*then, *otherwise), times)
-            case Store(place):
+            case Store(place) | Update(place):
                 self.writes[place.array] = self.writes.get(place.array, 0.0) + times
             case Mma(_, a, b):  # a micro-kernel reads all of its operands
                 self.reads |= {a.place.array: inf, b.place.array: inf}

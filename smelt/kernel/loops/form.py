@@ -47,7 +47,12 @@ TENSOR_FP8 = tuple(
 )
 # The same where the copy engine brings the weights of few rows.
 STREAM_FP8 = tuple(each.replace(name=each.name.replace("_mma", "_stream")) for each in TENSOR_FP8)
-STREAM = (STREAM_BF16, *STREAM_FP8)
+# The same where each block finds in the sizes of groups how few rows it has.
+GROUPED = GROUPED_BF16, GROUPED_F32_BF16 = (
+    STREAM_BF16.replace(name="bf16_grouped"),
+    FEW_F32_BF16.replace(name="f32_bf16_grouped"),
+)
+STREAM = (STREAM_BF16, *STREAM_FP8, *GROUPED)
 # FlashAttention: scores in the order of the instruction; weights, rounded to bf16, by values tile after tile of keys.
 # Where something is f32, operands and weights are sums of three bf16, and small products are added first.
 FLASH_BF16, FLASH_F32 = (Form(f"{each}_flash", each, each, f32, 8, 1 << 40) for each in (bf16, f32))

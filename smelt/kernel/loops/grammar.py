@@ -2,8 +2,8 @@
 prints it as source.
 
     Expr  := Var | Number | Amount | Affine | Quotient | Remainder | Load | Apply | Convert | Bitcast
-    Stmt  := For | While | If | Let | Declare | Set | Store | Tile | Transpose | Fold | Mma | BlockMma | RoundRow
-             | Attend | Decode | Fail
+    Stmt  := For | While | If | Let | Declare | Set | Store | Update | Tile | Transpose | Fold | Mma | BlockMma
+             | RoundRow | Attend | Decode | Fail
     Level := "serial" (may be parallelised) | "ordered" | "core" (parallel over cores) | "lane" (vectorised)
              | "warp" (of a GPU: independent iterations on the warps of a block, else in order)
              | "vector" (of a GPU: adjacent elements of one thread, which it reads and writes together)
@@ -31,6 +31,7 @@ from smelt.kernel.loops.form import Form
 Level = Literal["serial", "ordered", "core", "lane", "warp", "vector"]
 Space = Literal["device", "shared", "local"]  # on a CPU `local` is the stack of a core
 Vector = Literal["none", "any", "whole", "masked"]
+Atomic = Literal["add", "and", "or", "xor", "minimum", "maximum"]
 SHORT, LANES = 64, 32  # of a `Fold`
 
 
@@ -196,6 +197,15 @@ class Store(Frozen):
     value: Expr
 
 
+class Update(Frozen):
+    """place = function(place, value) of integers of 32 or 64 bits, at once, on a GPU: iterations of a parallel loop may
+    update the same element, in any order."""
+
+    place: Place
+    function: Atomic
+    value: Expr
+
+
 class Tile(Frozen):
     """An uninitialised array of a fixed count of elements."""
 
@@ -273,7 +283,8 @@ class Mma(Frozen):
 class BlockMma(Frozen):
     """Micro-kernel call: acc[i, j] = row i times column j of a panel of block-quantised weights (`ir.block_ops`).
 
-    `acc` is [row, column], 16 columns wide; on a GPU 32, and the third stride of `panel` is the distance of two panels.
+    `acc` is [row, column], 16 columns wide; on a GPU 32 or 128, and the third stride of `panel` is the distance of two
+    panels.
     Rows are integers `q` [row, k], the `scale` of each run of them [row, run] and the `total` of each group
     [row, group]. `panel` is [block, byte]: records of a format (`ir.block_layout`).
     """
@@ -287,8 +298,9 @@ class BlockMma(Frozen):
     most: int = 0  # rows, at most: a GPU has code for few of them
     shares: int = 8  # of K, whose sums a GPU adds in order
     blocks: int = 0  # thread blocks of one chunk of rows; 0: not known
-    held: int = 0  # rows that there is shared memory for: all, or one where it is alone
+    held: int = 0  # rows that there is shared memory for: all, or one where it is alone; without `stages` for parts
     stages: int = 0  # chunks of each share in shared memory; 0: threads read the weights themselves
+    ahead: int = 0  # chunks of K in shared memory, of a tile of many rows and columns; 0: the tile is smaller
 
 
 class RoundRow(Frozen):
@@ -420,6 +432,7 @@ Stmt: TypeAlias = (
     | Declare
     | Set
     | Store
+    | Update
     | Tile
     | Transpose
     | Fold
@@ -623,7 +636,7 @@ def reads_memory(expr: Expr) -> bool:
 # ---- traversal of statements ----
 
 STATEMENTS = (
-    *(For, While, If, Let, Declare, Set, Store, Tile, Transpose, Fold),
+    *(For, While, If, Let, Declare, Set, Store, Update, Tile, Transpose, Fold),
     *(Mma, BlockMma, RoundRow, Attend, Decode, Fail),
 )
 
@@ -748,6 +761,6 @@ def reads_from(statements: Sequence[Stmt]) -> set[int | str]:
         load.place.array for each in walk_statements(statements) for expr in expressions(each) for load in loads(expr)
     }
     for each in walk_statements(statements):
-        if isinstance(each, Mma | BlockMma | RoundRow | Transpose | Attend | Decode):
+        if isinstance(each, Update | Mma | BlockMma | RoundRow | Transpose | Attend | Decode):
             found.update(place.array for place in places(each))
     return found

@@ -419,6 +419,7 @@ def _around(
     for tile in beside:
         placed.append((tile, at))
         at += _round_up(tile_bytes(tile))
+    assert at <= room, "more shared memory than a block has"
     return ring, tuple(placed), at
 
 

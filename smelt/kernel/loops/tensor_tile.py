@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from smelt.dim import Size
 from smelt.dtype import DType, bf16
 from smelt.frozen import Frozen
-from smelt.ir.block_layout import Layout
+from smelt.ir.block_layout import COLUMNS, Layout
 from smelt.ir.blocks import RUN
 from smelt.kernel.loops.form import (
     FEW_BF16,
@@ -35,6 +35,7 @@ WIDTHS = (64, 128, 256)  # columns of a tile
 STAGES = 8  # of the ring of operands, where there is room
 SLAB = 64  # bytes of a row in a stage; twice as many where a block has one tile and a multiprocessor alone
 BLOCK_COLUMNS, BLOCK_ROWS = 32, (8, 32, 64)  # of a tile by block-quantised weights
+BLOCK_TILE, TILE_AHEAD = 128, 4  # rows and columns of one where there are many of both; chunks of K in shared memory
 ALONE = 132  # blocks that have a multiprocessor each
 MOST_STAGES = 5  # chunks of a share by block-quantised weights that are in shared memory
 HELD_ROWS = 40 << 10  # bytes of rows that shared memory may hold
@@ -45,6 +46,7 @@ STREAM_ROOM, STREAM_BARRIERS = 220 << 10, 16  # bytes of all of these blocks; of
 # Where several blocks split K: the launch in front is short, and a block of it fits beside one that fetches already.
 SPLIT_STREAM_ROOM = 208 << 10
 WARPS = 8  # of a block
+STAGED_WARPS = 16  # of a multiprocessor whose shared memory some rows are copied to
 ALIGN = 1024  # bytes of a stage
 PAD = 8  # elements after each row of sums: neighbouring rows begin in other banks
 
@@ -72,8 +74,15 @@ def ring_bytes(mma: Mma | BlockMma, room: int, rows: int = TILE_ROWS, blocks: Si
     """The bytes for operands or parts of the sums of a product that has this number of bytes at most. `rows`: of a
     tile; `blocks`: of the launch, if the number is known."""
     alone = isinstance(blocks, int) and blocks <= ALONE  # a multiprocessor has one block, with one tile
+    if isinstance(mma, BlockMma) and mma.ahead:
+        return mma.ahead * tile_chunk_bytes(mma.format)
+    if isinstance(mma, BlockMma) and stages_rows(mma):
+        return mma.shares * 2 * staged_bytes(mma.format)
     if isinstance(mma, BlockMma):
-        return mma.shares * (mma.most * BLOCK_COLUMNS * 4 + mma.stages * stage_of_chunk(mma.format)) + held_bytes(mma)
+        if not mma.stages:
+            once = shares_at_once(mma, room)
+            return (once + (once < mma.shares)) * share_bytes(mma)
+        return mma.shares * (share_bytes(mma) + mma.stages * stage_of_chunk(mma.format)) + held_bytes(mma)
     if mma.form in TENSOR:
         each = stage_bytes(mma.form, tile_columns(mma), rows, stage_steps(mma.form, alone=alone))
         most = STAGES if alone or mma.form is not TENSOR_F32_BF16 else STAGES // 2
@@ -81,6 +90,17 @@ def ring_bytes(mma: Mma | BlockMma, room: int, rows: int = TILE_ROWS, blocks: Si
     if mma.form in STREAM:
         return stream_stages(mma, blocks) * stream_stage_bytes(mma) + STREAM_BARRIERS
     return WARPS * few_rows(mma) * few_columns(mma) * 4  # the sums of every warp
+
+
+def share_bytes(mma: BlockMma) -> int:
+    """The sums of a share of K."""
+    return mma.most * BLOCK_COLUMNS * 4
+
+
+def shares_at_once(mma: BlockMma, room: int) -> int:
+    """The shares of K whose sums are in shared memory of this number of bytes: all, or one for each warp beside the sum
+    of those before."""
+    return mma.shares if mma.shares * share_bytes(mma) <= room else min(mma.shares, block_threads(mma) // 32)
 
 
 def chunk_records(layout: Layout) -> int:
@@ -93,6 +113,50 @@ def stage_of_chunk(format: str) -> int:
     """A chunk of two panels, and its barrier."""
     layout = Layout.of(format)
     return 2 * chunk_records(layout) * layout.record + 8
+
+
+def chunk_units(layout: Layout) -> int:
+    """Runs of 32 steps of a chunk of K."""
+    return chunk_records(layout) * layout.length // RUN
+
+
+def tile_chunk_bytes(format: str) -> int:
+    """A chunk of K for a tile of many rows and columns: integers with a gap, scales, totals, panels."""
+    layout = Layout.of(format)
+    units = chunk_units(layout)
+    totals = RUN // layout.group if layout.row.minimum is not None else 0
+    rows = RUN * units + RUN + 4 * units * (1 + totals)
+    return BLOCK_TILE * rows + BLOCK_TILE // COLUMNS * chunk_records(layout) * layout.record
+
+
+def tile_ahead(format: str, records: Size, room: int) -> int:
+    """Chunks of K in this number of bytes of shared memory for a tile of many rows and columns; 0 where it has no room,
+    or where rows are no whole number of chunks of four runs."""
+    layout = Layout.of(format)
+    if not isinstance(records, int) or records % chunk_records(layout) or chunk_units(layout) % 4:
+        return 0
+    chunks = min(TILE_AHEAD, room // tile_chunk_bytes(format))
+    return chunks if chunks >= 2 and room >= BLOCK_TILE * BLOCK_TILE * 4 else 0
+
+
+def stages_rows(mma: BlockMma) -> bool:
+    """Whether rows come to shared memory, and weights to registers."""
+    return mma.held > 0 and not mma.stages and not mma.ahead
+
+
+def staged_bytes(format: str) -> int:
+    """Four runs of some rows: integers with a gap, scales, totals."""
+    layout = Layout.of(format)
+    totals = RUN // layout.group if layout.row.minimum is not None else 0
+    return BLOCK_ROWS[1] * (4 * RUN + RUN + 16 * (1 + totals))
+
+
+def can_stage_rows(format: str, records: Size, room: int) -> bool:
+    """Whether shared memory of this number of bytes has two stages for each warp of a multiprocessor, and rows are a
+    whole number of chunks of four runs."""
+    layout = Layout.of(format)
+    exact = isinstance(records, int) and records % chunk_records(layout) == 0 and chunk_units(layout) % 4 == 0
+    return exact and STAGED_WARPS * 2 * staged_bytes(format) + 2048 <= room
 
 
 def held_pitch(format: str, blocks: int | None) -> int:
@@ -147,6 +211,10 @@ def most_blocks(mma: BlockMma) -> int:
 
 def block_threads(mma: BlockMma) -> int:
     """The threads of a block: with few rows each share of K has a warp."""
+    if mma.ahead:
+        return 2 * WARPS * 32
+    if stages_rows(mma):
+        return 32 * mma.shares
     return 32 * (mma.shares if mma.most <= BLOCK_ROWS[0] else WARPS)
 
 

@@ -41,6 +41,7 @@ from smelt.kernel.loops.grammar import (
     Store,
     Tile,
     Transpose,
+    Update,
     Var,
     While,
 )
@@ -79,6 +80,8 @@ def _statement(stmt: Stmt, pad: str, inside: int) -> list[str]:
             return [f"{pad}{var.name} := {text(value)}"]
         case Store(place, value):
             return [f"{pad}{_place(place)} := {text(value)}"]
+        case Update(place, function, value):
+            return [f"{pad}{_place(place)} := {function} of itself and {text(value)}, atomically"]
         case Tile(name, dtype, count, space):
             return [f"{pad}{space} {name}[{count}] of {dtype}"]
         case Transpose(target, source):

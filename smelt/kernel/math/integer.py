@@ -2,6 +2,7 @@
 
 `FORMS` maps (op, element type) to C over register values, `PIECES` holds the functions they name. Integers below 8 bits
 live in 8 bits, already cut to their width. Division by zero and wide shifts give what `smelt.ir.integer` says.
+Arithmetic is unsigned: NVRTC assumes that signed integers do not overflow, and has no `-fwrapv`.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ FORMS: dict[tuple[str, str], str] = {}
 PIECES: dict[str, str] = {}
 
 RELATIONS = {"EQ": "==", "NE": "!=", "LT": "<", "LE": "<=", "GT": ">", "GE": ">="}
-_INFIX = {"add": "+", "subtract": "-", "multiply": "*", "and": "&", "or": "|", "xor": "^"}
-_PREFIX = {"negate": "-", "not": "~"}
+_ARITHMETIC = {"add": "+", "subtract": "-", "multiply": "*"}
+_BITWISE = {"and": "&", "or": "|", "xor": "^"}
 
 
 def storage_type(dtype: DType) -> str:
@@ -63,7 +64,8 @@ def _pieces(dtype: DType) -> dict[str, str]:
     _, high = integer_range(dtype)
     all_ones = "-1" if signed else f"{high}u" + ("ll" if width == 64 else "")
     special = "((y == 0) | (y == -1))" if signed else "y == 0"
-    by_minus_one = f"y == -1 ? {cut('-x', dtype)} : " if signed else ""
+    minus = cut(f"-({wide})x", dtype)
+    by_minus_one = f"y == -1 ? {minus} : " if signed else ""
     amount = f"{wide} amount = {_bits('y', dtype)}"
     last = f"(amount < {width - 1} ? amount : {width - 1})"
     turned = f"({storage_type(DTYPES[f'i{width}'])}){cut('x', DTYPES[f'i{width}'])}"
@@ -71,7 +73,7 @@ def _pieces(dtype: DType) -> dict[str, str]:
     bits = _bits("x", dtype)
     two = f"{t} x, {t} y"
     bodies = {
-        "abs": (f"{t} x", f"return {cut('x < 0 ? -x : x', dtype)};"),
+        "abs": (f"{t} x", f"return x < 0 ? {minus} : x;"),
         "sign": (f"{t} x", f"return ({t})((x > 0) - (x < 0));"),
         "maximum": (two, "return x > y ? x : y;"),
         "minimum": (two, "return x < y ? x : y;"),
@@ -83,7 +85,10 @@ def _pieces(dtype: DType) -> dict[str, str]:
             f"{t} safe = {special} ? 1 : y; {t} usual = {cut(_division(dtype), dtype)};"
             f" return y == 0 ? ({t}){all_ones} : {by_minus_one}usual;",
         ),
-        "remainder": (two, f"return y == 0 ? x : {cut(f'x - y * smelt_divide_{dtype.name}(x, y)', dtype)};"),
+        "remainder": (
+            two,
+            f"return y == 0 ? x : {cut(f'({wide})x - ({wide})y * ({wide})smelt_divide_{dtype.name}(x, y)', dtype)};",
+        ),
         "power": (two, _power(dtype)),
         "mulhi": (two, _mulhi(dtype)),
         "shift_left": (two, f"{amount}; return amount < {width} ? {cut(f'{bits} << amount', dtype)} : 0;"),
@@ -133,10 +138,12 @@ def _mulhi(dtype: DType) -> str:
 
 def _fill(dtype: DType) -> None:
     name = dtype.name
-    for op, sign in _INFIX.items():
+    wide = _wide(dtype)
+    for op, sign in _ARITHMETIC.items():
+        FORMS[op, name] = cut(f"({wide}){{0}} {sign} ({wide}){{1}}", dtype)
+    for op, sign in _BITWISE.items():
         FORMS[op, name] = cut(f"{{0}} {sign} {{1}}", dtype)
-    for op, sign in _PREFIX.items():
-        FORMS[op, name] = cut(f"{sign}{{0}}", dtype)
+    FORMS["negate", name], FORMS["not", name] = cut(f"-({wide}){{0}}", dtype), cut("~{0}", dtype)
     for op, sign in RELATIONS.items():
         FORMS[op, name] = f"(i1)({{0}} {sign} {{1}})"
     for op, text in _pieces(dtype).items():

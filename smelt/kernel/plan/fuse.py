@@ -17,12 +17,12 @@ from smelt.ir.core import Func, Op, Region, Token, Value
 from smelt.ir.ops.control import ASSERTIONS, PLACEMENT
 from smelt.ir.ops.signature import bare_symbol
 from smelt.ir.size_checks import Check
+from smelt.kernel.build import columns_simt, reduce_simt
 from smelt.kernel.build import reduce as build_reduce
-from smelt.kernel.build import reduce_simt
 from smelt.kernel.build import transpose as build_transpose
 from smelt.kernel.build.elementwise import write_border
 from smelt.kernel.build.families import ANCHORS, SINKS, UPDATES
-from smelt.kernel.build.sinks import Output, find_sink
+from smelt.kernel.build.sinks import Output, find_sink, find_update
 from smelt.kernel.loops.grammar import Amount, Expr, Number, add
 from smelt.kernel.loops.nest import Nest, SplitLoopError, flat, tensor, unsupported
 from smelt.kernel.loops.parallelise import parallelise
@@ -147,12 +147,14 @@ class _Fusion:
         """The steps of a block whose results go to `targets`; copied there at its end unless `direct`."""
         outer, self.pending_checks, self.ensured = (
             (self.pending_checks, self.ensured),
-            region_size_checks(region),
+            region_size_checks(region, self.target),
             set(self.ensured),
         )
         steps = self._ensure()
         if region is self.func.body:
             steps = []  # `NAME_measure` checks these
+        if self.target.kind == "simt":
+            self.materialised.forced.update(op.result for op in region.ops if build_reduce.is_long_reduction(op))
         self.materialised.decide(region, self.known)
         for op in self.materialised.constants:
             self._constant(op)
@@ -281,8 +283,9 @@ class _Fusion:
             return steps
         targets = tuple(outputs.values())
         nest = self._nest()
-        UPDATES[op.name](nest, op, Output(targets))
-        return [*steps, replace(self._launch(nest, _kind(op), [op], targets), updates=targets)]
+        find_update(op.name, self.target)(nest, op, Output(targets))
+        launch = self._launch(nest, _kind(op), [op], targets)
+        return [*steps, replace(launch, writes=(*targets, *nest.scratches), updates=targets)]
 
     def _convert_into(self, value: Value, element: DType, target: int) -> Step:
         """A kernel that converts a value into a buffer of another element type."""
@@ -315,8 +318,15 @@ class _Fusion:
     def _write_column_reduction(self, op: Op, outputs: Outputs) -> list[Step] | None:
         if op.name != "stablehlo.reduce" or not build_reduce.is_column_reduction(op):
             return None
+        target, rule = outputs[op.result], build_reduce.reduce_columns
+        rule = columns_simt.reduce_columns if self.target.kind == "simt" else rule
+        return [self._launch_variants(op, outputs, lambda nest: rule(nest, op, target))]
+
+    def _write_long_reduction(self, op: Op, outputs: Outputs) -> list[Step] | None:
+        if self.target.kind != "simt" or not build_reduce.is_long_reduction(op):
+            return None
         target = outputs[op.result]
-        return [self._launch_variants(op, outputs, lambda nest: build_reduce.reduce_columns(nest, op, target))]
+        return [self._launch_variants(op, outputs, lambda nest: build_reduce.reduce_long(nest, op, target))]
 
     def _write_long_selection(self, op: Op, outputs: Outputs) -> list[Step] | None:
         whole = len(outputs) == len(op.results)
@@ -565,6 +575,7 @@ _WRITERS: tuple[Callable[[_Fusion, Op, Outputs], list[Step] | None], ...] = (
     _Fusion._write_sink,
     _Fusion._write_transpose,
     _Fusion._write_column_reduction,
+    _Fusion._write_long_reduction,
     _Fusion._write_long_selection,
     _Fusion._write_map,
 )

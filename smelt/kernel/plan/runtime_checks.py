@@ -14,10 +14,12 @@ from smelt.dtype import i1, i64
 from smelt.errors import RunError
 from smelt.ir.core import Op, Region
 from smelt.ir.size_checks import ADDRESSABLE, Check, size_checks, sizes_checks
+from smelt.kernel.build import scatter_simt, sort_simt
 from smelt.kernel.build.gather_scatter import slice_sizes, to_index
 from smelt.kernel.loops.grammar import Amount, Expr, Number, add, scale
 from smelt.kernel.loops.nest import Nest, tensor
 from smelt.shape import Shape
+from smelt.target import Target
 
 
 class SizeValue(NamedTuple):
@@ -32,14 +34,14 @@ RuntimeCheck = Callable[[Nest, Op], Iterator[Expr | SizeValue]]
 RUNTIME_CHECKS: dict[str, RuntimeCheck] = {}
 
 
-def region_size_checks(region: Region) -> list[Check]:
-    """The conditions of a block's ops on sizes; raises RunError for a tensor that no machine can hold."""
+def region_size_checks(region: Region, target: Target) -> list[Check]:
+    """The conditions of a block's ops on sizes, on a target; raises RunError for a tensor that no machine can hold."""
     found = [*sizes_checks("an argument", [value.type for value in region.args])]
     for op in region.ops:
         for value in op.results:
             if isinstance(value.type, Shape):
                 found += _room(op, value.type)
-        found += (*size_checks(op), *_limits(op))
+        found += (*size_checks(op), *_limits(op), *(_simt_limits(op) if target.kind == "simt" else ()))
     first = {(check.a, check.relation, check.b): check for check in reversed(found)}  # name the first op
     return list(reversed(first.values()))
 
@@ -71,6 +73,20 @@ def _limits(op: Op) -> Iterator[Check]:
         for d, size in zip(op.attrs["broadcast_dimensions"], sizes, strict=True):
             if size not in (1, full[d]):
                 yield Check(size, "==", full[d], f"{op.name}: a dynamic dimension is not broadcast")
+
+
+def _simt_limits(op: Op) -> Iterator[Check]:
+    """Rows whose length is dynamic are sorted by launches for the longest one (`sort_simt`)."""
+    length: Size = 0
+    match op.name:
+        case "stablehlo.sort":
+            length = tensor(op.operands[0]).sizes[op.attrs["dimension"]]
+        case "chlo.top_k":
+            length = tensor(op.operands[0]).sizes[-1]
+        case "stablehlo.scatter" if scatter_simt.is_sorted(op):
+            length = scatter_simt.count_updates(op)
+    if not isinstance(length, int):
+        yield Check(length, "<=", sort_simt.MOST, f"{op.name}: a row is not longer than what kernels sort")
 
 
 def runtime_check(*names: str) -> Callable[[RuntimeCheck], RuntimeCheck]:

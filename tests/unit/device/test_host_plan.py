@@ -16,7 +16,7 @@ from smelt.device.cuda_errors import explain_setup, explain_version
 from smelt.device.entry import DataCheck, Entry, SizeCheck
 from smelt.device.gpu_buffer import Block, GpuBuffer
 from smelt.device.gpu_program import MOST_GRAPHS, GpuAccount, GpuBound, GpuProgram, to_device
-from smelt.device.host_plan import MOST_BLOCKS, MOST_BYTES, PlanError, PlanProgram, Run
+from smelt.device.host_plan import MOST_BLOCKS, MOST_BYTES, PlanError, PlanProgram, Run, count_blocks, shared_bytes
 from smelt.device.order import Mark, Order, Queues
 from smelt.dtype import Array, dtype
 from smelt.errors import CancelledError, DeviceError, MemoryLimitError, RunError, ShapeError, SizeError, TimedOutError
@@ -221,7 +221,7 @@ def test_sizes_of_a_call() -> None:
 def test_blocks_of_a_launch(given: dict[str, Any], blocks: int) -> None:
     step = launch(**given)
     made = run(plan([step], [12, 0, 1 << 40, -8]), buffers=[1])
-    assert made.blocks(step["launches"][0]) == blocks
+    assert count_blocks(step["launches"][0], made.numbers) == blocks
 
 
 def test_launches_share_memory_and_get_buffers_then_sizes_then_memory() -> None:
@@ -229,8 +229,8 @@ def test_launches_share_memory_and_get_buffers_then_sizes_then_memory() -> None:
     polls: list[int] = []
     made = run(plan(steps, [12, 7, 0]), buffers=[70, 80], polls=polls)
     assert made.program.functions == {"k": "k", "other": "other"}
-    assert made.launch_bytes() == 3 + 2 * 4 * 3
-    assert made.shared_bytes([]) == 0
+    assert made.sized.memory_bytes == 3 + 2 * 4 * 3
+    assert shared_bytes([], made.numbers) == 0
     made.start()
     driver: Any = made.queue
     first, second = driver.launches
@@ -477,6 +477,31 @@ def test_graphs_are_few() -> None:
     assert len(bound._graphs) == len(bound._seen) == MOST_GRAPHS
     gc.collect()
     assert driver.forgotten == 3
+
+
+def test_graphs_share_the_memory_of_launches() -> None:
+    """A model in use has graphs of many sizes: each with such memory of its own would fill the device."""
+    steps = [
+        {"do": "copy", "source": 1, "target": 2},
+        launch("add", buffers=[2, 0, 4], sizes=[0], saved=1000),
+        launch("double", buffers=[2, 3], sizes=[0], scratch=20, per_block=1),
+    ]
+    driver, bound = doubling(steps=steps)
+    inputs = [GpuBuffer.of(driver, f32(i, 1, 1), Shape("f32", 3)) for i in range(6)]
+    out = GpuBuffer(driver, Shape("f32", 3))
+    for x in inputs * 2:
+        before = sum(driver.allocated.values())
+        bound((x,), (out,))
+        if x is not inputs[0]:
+            assert sum(driver.allocated.values()) == before
+    assert len(bound._graphs) == len(inputs)
+    assert out.numpy().tolist() == [2 * 6, 2 * 3, 2 * 4]
+    memories = {given[-1] for _, _, _, given, *_ in driver.launches}
+    assert len(memories) == 1  # behind what the plan has in this memory
+    assert bound.memory.arenas == 256 + 1000
+    assert bound.call_bytes({"N": 3}) == 256 + 1000 + 12
+    with pytest.raises(MemoryLimitError):
+        doubling(steps=steps, account=GpuAccount(1000))[1]((inputs[0].numpy(),))
 
 
 def test_mistakes_of_a_call() -> None:

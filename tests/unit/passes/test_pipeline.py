@@ -7,6 +7,7 @@ import io
 import numpy as np
 import pytest
 
+from smelt.dim import symbol
 from smelt.dtype import Array
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Func, Program, Value
@@ -92,6 +93,23 @@ def test_calls_are_inlined_with_the_callers_sizes() -> None:
     assert {str(op.result.type) for op in inlined.main.body.ops} == {"f32[B, 3]"}
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     np.testing.assert_array_equal(run(inlined, [x])[0], 4 * x)
+
+
+def test_functions_of_multiples_are_inlined_with_the_callers_sizes() -> None:
+    """Where a symbol of the function stands in no size alone, as in rows that are pairs of a token and an expert."""
+    n, m = symbol("N"), symbol("M")
+    g = FuncBuilder("g", [Shape("f32", 2 * n)])
+    callee = g.func(g.add(g.args[0], g.full(1.0, Shape("f32", 2 * n))))
+    f = FuncBuilder("main", [Shape("f32", m)])
+    f.signatures["g"] = callee.type
+    wide = f.concatenate(*[f.args[0]] * 6, dimension=0)
+    program = Program.of(f.func(f.op("func.call", wide, callee="g").result), callee)
+    inlined, _ = pipeline.run(program, until="inline")
+    verify(inlined)
+    assert {str(op.result.type) for op in inlined.main.body.ops} == {"f32[]", "f32[6*M]"}
+    x = np.arange(3, dtype=np.float32)
+    for each in (program, inlined):
+        np.testing.assert_array_equal(run(each, [x])[0], np.tile(x + 1, 6))
 
 
 def test_equal_ops_are_computed_once_but_not_across_regions() -> None:
