@@ -24,8 +24,8 @@ ENGINES: tuple[Engine[Program], ...] = (NativeEngine(), PjrtEngine(), ReferenceE
 
 
 def engines(device: str = "auto") -> tuple[Engine[Program], ...]:
-    """The engines for a device: all for the processor, pjrt for everything with a plug-in (`cuda`, `cuda:1`), native
-    for what it has a device for."""
+    """The engines for a device, in the order in which `auto` tries them: all for the processor, native for what it has
+    a device for, pjrt for everything with a plug-in (`cuda`, `cuda:1`)."""
     if device in ("auto", "cpu"):
         return ENGINES
     native = (native_engine(device),) if is_device(device) else ()
@@ -34,7 +34,7 @@ def engines(device: str = "auto") -> tuple[Engine[Program], ...]:
         known = ", ".join(dict.fromkeys((*KINDS, *PLATFORMS)))
         expected = f"{known}, or one with a number: cuda:1"
         raise UnsupportedError("unknown device", expected=expected, got=device, remedy="smelt devices lists them")
-    return (*((PjrtEngine(device),) if plugged else ()), *native)
+    return (*native, *((PjrtEngine(device),) if plugged else ()))
 
 
 def platform(
@@ -86,9 +86,11 @@ def compile_with_first(
         except UnsupportedError as error:
             refused.append(f"{engine.name}: {_line(error)}")
             continue
-        _tell(engine, refused)
+        if engine is not known[0]:
+            _tell(engine, refused)
         return engine, made
-    _tell(last, refused)
+    if last is not known[0]:
+        _tell(last, refused)
     return last, _attempt(last, attempt)
 
 
@@ -105,9 +107,8 @@ def _attempt(engine: Engine[Program], attempt: Callable[[Engine[Program]], Execu
 
 
 def _tell(engine: Engine[Program], refused: Sequence[str]) -> None:
-    if refused and engine is not ENGINES[0]:
-        slow = ", which is slow" if engine.name == "reference" else ""
-        log.warning("this program runs on the %s engine%s: %s", engine.name, slow, "; ".join(refused))
+    slow = ", which is slow" if engine.name == "reference" else ""
+    log.warning("this program runs on the %s engine%s: %s", engine.name, slow, "; ".join(refused))
 
 
 def _line(error: SmeltError) -> str:

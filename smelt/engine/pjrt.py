@@ -146,7 +146,7 @@ class PjrtEngine:
 
 
 def _on_one_device(program: Program) -> Program:
-    """The program without sharding annotations, and without scans: XLA has loops."""
+    """The program without sharding annotations and scans. Running sums over dynamic dimensions wait for the sizes."""
     rules = [*ON_ONE_DEVICE, *SCANS]
     named = {rule.pattern.op for rule in rules}
     if not any(op.name in named for func in program.funcs.values() for op in walk(func.body)):

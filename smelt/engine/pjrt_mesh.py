@@ -17,6 +17,7 @@ from smelt.buffer import Buffer, HostBuffer, check_array
 from smelt.device import pjrt
 from smelt.device.pjrt_mesh import MeshBuffer, MeshClient, MeshProgram
 from smelt.dim import solve
+from smelt.engine.pjrt_program import lower_scans
 from smelt.engine.signature import list_donated, signature_of
 from smelt.engine_api import Closing, KernelUse, Signature
 from smelt.errors import DeviceError, RunError, ShapeError, SizeError, UnsupportedError
@@ -195,7 +196,7 @@ class MeshExecutable(Closing):
             raise SizeError(error.message, expected=[str(arg.shape) for arg in main.args], got=list(key)) from error
         plain = self.program.replace(Func("main", main.body, "public", location=main.location))
         optimised, _ = pipeline.run(plain)
-        fixed = specialise(optimised, values)
+        fixed = lower_scans(specialise(optimised, values))
         results = [
             (value.shape, partition_of(attrs, value.shape.rank))
             for value, attrs in zip(fixed.main.results, main.result_attrs, strict=True)

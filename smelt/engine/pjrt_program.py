@@ -24,7 +24,9 @@ from smelt.guard import guard_results, open_guards
 from smelt.ir.core import Func, Op, Program, Region, Value, walk
 from smelt.ir.ops.control import is_assertion, require
 from smelt.ir.text import print_program
+from smelt.passes import pipeline
 from smelt.passes.lift_checks import lift_checks
+from smelt.passes.lower import SCANS, lower
 from smelt.passes.specialise import specialise
 from smelt.shape import Shape
 
@@ -155,7 +157,7 @@ class SizedProgram:
     def _compile(self, key: Key) -> Any:
         values = self.values(key)
         start = time.perf_counter()
-        program = specialise(self.program, values)
+        program = lower_scans(specialise(self.program, values))
         _refuse(program)
         text = print_program(_annotate(program, self.donated), export=True)
         results = [value.shape for value in program.main.results]
@@ -211,6 +213,13 @@ class Prepare(Frozen):
             for value in made[:1] if self.computed.checks else ():
                 value.wait()  # raises if a check failed
         return [weights[place] if place >= 0 else made[-1 - place] for place in self.recipe]
+
+
+def lower_scans(program: Program) -> Program:
+    """What was left of scans: running sums and the like, over sizes that are known now."""
+    if not any(op.name == "chlo.scan" for func in program.funcs.values() for op in walk(func.body)):
+        return program
+    return pipeline.per_function(partial(lower, rules=SCANS))(program)
 
 
 def _refuse(program: Program) -> None:

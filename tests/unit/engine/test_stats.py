@@ -15,7 +15,7 @@ from smelt.activity import Activity
 from smelt.buffer import HostBuffer
 from smelt.device import cpu, pjrt
 from smelt.dtype import Array
-from smelt.engine import compile_with_first
+from smelt.engine import compile_with_first, engines
 from smelt.engine.protocol import Engine
 from smelt.engine_api import Executable
 from smelt.errors import UnsupportedError
@@ -120,6 +120,10 @@ def test_auto_takes_native_and_says_nothing(caplog: pytest.LogCaptureFixture) ->
     with caplog.at_level(logging.WARNING, "smelt"):
         assert smelt.compile(double, "f32[n=3]").platform.engine.name == "native"
     assert not caplog.records
+
+
+def test_the_order_of_engines_on_a_gpu() -> None:
+    assert [each.name for each in engines("cuda:1")] == ["native", "pjrt"]
 
 
 def test_without_a_compiler_another_engine_is_taken_and_one_line_says_so(
