@@ -18,6 +18,7 @@ from smelt.ir.build import Builder
 from smelt.ir.clone import clone_region
 from smelt.ir.core import Op, Region, Value
 from smelt.ir.ops import OPS
+from smelt.ir.ops.window import can_pad_first
 from smelt.ir.rewrite import Edit
 from smelt.passes.crop import crop
 from smelt.shape import Shape
@@ -82,6 +83,8 @@ def _convolution(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
     spatial = rank - 2
     padding = tuple(attrs.get("padding") or ((0, 0),) * spatial)
     base = tuple(attrs.get("lhs_dilation") or (1,) * spatial)
+    if not can_pad_first([maps.shape.sizes[d] for d in dims.input_spatial_dimensions], padding, base):
+        return None
     maps = _transpose(
         edit, b, maps, (dims.input_batch_dimension, *dims.input_spatial_dimensions, dims.input_feature_dimension)
     )

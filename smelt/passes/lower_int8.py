@@ -21,6 +21,7 @@ from smelt.ir.composites import decode
 from smelt.ir.core import Value
 from smelt.ir.layouts import Word, letters, parse, sizes_of
 from smelt.ir.ops.packed import QUAD
+from smelt.ir.ops.window import can_pad_first
 from smelt.ir.rewrite import Match, Rule, op
 from smelt.layout import panels
 from smelt.passes.channels_last import channels_last_dims
@@ -332,6 +333,8 @@ def _convolution_total(
         said["groups"],
     )
     if not places or not all(isinstance(size, int) and size > 0 for size in window.kernel.shape.sizes):
+        return None
+    if not can_pad_first(window.maps.shape.sizes[1:-1], window.padding, window.base_dilations):
         return None
     channels = (*window.maps.shape.sizes[:-1], window.depth * window.groups)  # the kernel's are static
     window = window.replace(maps=_reshape(b, window.maps, channels))

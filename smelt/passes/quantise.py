@@ -18,6 +18,7 @@ from smelt.ir.build import Builder
 from smelt.ir.composites import COMPOSITES
 from smelt.ir.core import Op, Program, Value
 from smelt.ir.ops.packed import OCTET, PAIR, QUAD
+from smelt.ir.ops.window import can_pad_first
 from smelt.ir.rewrite import Edit, Match, Rule, op, rewrite
 from smelt.passes.channels_last import channels_last_dims
 from smelt.passes.fp8 import multiply_in_fp8
@@ -164,6 +165,8 @@ def _few_channels_bf16(m: Match) -> Value | None:
         return None
     strides = tuple(attrs.get("window_strides") or (1, 1))
     top, side = attrs.get("padding") or ((0, 0), (0, 0))
+    if not can_pad_first([maps.shape.sizes[d] for d in dims.input_spatial_dimensions], (top, side), (1, 1)):
+        return None
     across = maps.shape.numbers()[dims.input_spatial_dimensions[1]] + sum(side)
     whole = all(count * depth % OCTET == 0 for count in (wide, strides[1], across))
     more = 0 if whole else -depth % OCTET

@@ -18,7 +18,7 @@ from smelt.ir.grad.reduce import is_neutral, single_op
 from smelt.ir.grad.rule import Cotangents, Rule, cast, is_differentiable, no_derivative, refuse, sum_over, zeros
 from smelt.ir.grad.shape import pad_with_zeros, spread_length, take
 from smelt.ir.grad.sweep import Forward, Reverse
-from smelt.ir.ops.window import Window, window_of
+from smelt.ir.ops.window import Window, can_pad_first, window_of
 from smelt.shape import Shape
 
 _MOST = 4096  # elements of a window whose slices are stacked
@@ -187,6 +187,8 @@ def _as_reduce(b: Builder, op: Op) -> Sequence[Value]:
     if prod(window.sizes) > _MOST:
         refuse(op, f"a window of {prod(window.sizes)} elements with this body", "a smaller window, or smelt.scan")
     inits = op.operands[count:]
+    if not can_pad_first(op.operands[0].shape.sizes, window.padding, window.base_dilations):
+        refuse(op, "padding that may take away more than there is, with this body", "less negative padding")
     sizes = op.results[0].shape.sizes
     stacked = []
     for value, init in zip(op.operands[:count], inits, strict=True):

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from smelt.dim import Size, floordiv, maximum, mod
+from smelt.dim import Size, at_most, floordiv, maximum, mod
 from smelt.dtype import Array, DType, Quantized, dtype
 from smelt.errors import RunError
 from smelt.frozen import Frozen
@@ -75,6 +75,15 @@ def window_count(size: Size, padding: tuple[Size, Size], base: int, window: Size
     """How many positions a window has along one dimension: none where it does not fit."""
     padded = padding[0] + dilated_size(size, base) + padding[1]
     return maximum(floordiv(padded - dilated_size(window, dilation), stride) + 1, 0)
+
+
+def can_pad_first(sizes: Sequence[Size], padding: Pairs, base_dilations: Sequence[int]) -> bool:
+    """Whether a `pad` can do the padding of a window op. The padding of a window may take away more than there is, which
+    leaves no position; a `pad` may not."""
+    return all(
+        low + high >= 0 or bool(at_most(0, low + dilated_size(size, base) + high))
+        for size, (low, high), base in zip(sizes, padding, base_dilations, strict=True)
+    )
 
 
 def _or_default(given: Sequence[T] | None, default: T, rank: int) -> tuple[T, ...]:

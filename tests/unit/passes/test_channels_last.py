@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from smelt.dtype import dtype
+from smelt.engine import engines
 from smelt.ir.attributes import ConvDims
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program, Value, walk
@@ -54,6 +56,30 @@ def test_convolutions_keep_their_results(number: int, seed: int) -> None:
     dims = [op.attrs["dimension_numbers"] for op in walk(after.main.body) if op.name == "stablehlo.convolution"]
     assert dims == [channels_last_dims(4)]
     np.testing.assert_array_equal(run(after, inputs)[0], run(program, inputs)[0])
+
+
+@pytest.mark.parametrize("element", ["f32", "bf16", "i8", "f64"])
+@pytest.mark.parametrize("size", [3, "s"], ids=str)
+def test_padding_may_take_away_more_than_there_is(size: int | str, element: str) -> None:
+    """The window then has no positions; a `pad` by as much would be rejected."""
+    f = FuncBuilder("main", [Shape(element, 1, 2, size, 6), Shape(element, 4, 2, 2, 3)])
+    made = f.convolution(
+        *f.args,
+        dimension_numbers=FIRST,
+        feature_group_count=1,
+        batch_group_count=1,
+        padding=((-2, -3), (1, -2)),
+        lhs_dilation=(2, 1) if size == "s" else (1, 1),
+    )
+    program = Program.of(f.func(made))
+    engine = next(engine for engine in engines("cpu") if engine.name == "native")
+    call = engine.compile(program)
+    for rows in [0, 1, 3, 4, 9] if size == "s" else [3]:
+        kind = dtype(element).numpy
+        maps, kernel = (np.ones(sizes).astype(kind) for sizes in ((1, 2, rows, 6), (4, 2, 2, 3)))
+        (wanted,) = run(program, (maps, kernel))
+        assert wanted.shape[2] == max(2 * rows - 1 - 5 - 1 if size == "s" else 0, 0)
+        np.testing.assert_array_equal(np.asarray(call(maps, kernel)[0]), wanted)
 
 
 def test_no_transpose_between_two_convolutions() -> None:
