@@ -78,8 +78,8 @@ def window_count(size: Size, padding: tuple[Size, Size], base: int, window: Size
 
 
 def can_pad_first(sizes: Sequence[Size], padding: Pairs, base_dilations: Sequence[int]) -> bool:
-    """Whether a `pad` can do the padding of a window op. The padding of a window may take away more than there is, which
-    leaves no position; a `pad` may not."""
+    """Whether a `pad` can do the padding of a window op. A window's may take away more than there is, which leaves no
+    position; a `pad`'s may not."""
     return all(
         low + high >= 0 or bool(at_most(0, low + dilated_size(size, base) + high))
         for size, (low, high), base in zip(sizes, padding, base_dilations, strict=True)
