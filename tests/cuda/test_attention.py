@@ -179,6 +179,9 @@ FEW = {
     "a tail": (1, 8, 300, 32, 128, 300),
     "several queries": (5, 3, 272, 256, 256, 200),
     "rows of 96 and 192": (1, 2, 200, 96, 192, 150),
+    "rows of 16": (1, 4, 300, 16, 16, 280),
+    "rows of 80 and 96": (2, 4, 200, 80, 96, 200),
+    "rows of 112 and 48": (1, 3, 256, 112, 48, 256),
 }
 
 
@@ -232,6 +235,9 @@ def test_a_few_queries(name: str, emulated: EmulatedCuda, seed: int, monkeypatch
 DECODED = {
     "shared heads": (4, 2, 64, 128, 64, 0, 0.0, False, "bf16"),
     "many heads, window, softcap, sinks": (20, 1, 32, 64, 16, 50, 2.0, True, "bf16"),
+    "rows of 96": (4, 4, 96, 96, 32, 0, 0.0, False, "bf16"),
+    "rows of 80 and 16": (6, 1, 80, 16, 64, 0, 0.0, False, "bf16"),
+    "rows of 48 and 112": (8, 2, 48, 112, 16, 70, 0.0, True, "bf16"),
 }
 
 

@@ -281,9 +281,9 @@ def fits_tensor_cores(nest: Nest, attn: Attention) -> bool:
     axes = attn.axes
     if not fits_decode(nest.target.cache_bytes[0], attn.depth, attn.values, FEW, 0):
         return False
-    for operand, inner, least in ((1, axes.depth, 32), (2, axes.value, 64)):
+    for operand, inner in ((1, axes.depth), (2, axes.value)):
         value = attn.op.operands[operand]
-        if tensor(value).element != bf16 or not inner or axes.size(inner) % least or axes.size(inner) > DECODE_DEEPEST:
+        if tensor(value).element != bf16 or not inner or axes.size(inner) % 16 or axes.size(inner) > DECODE_DEEPEST:
             return False
         _, start, _ = memory_layout(nest, attn.op, value)
         strides = {each: letter_stride(nest, attn, operand, each) for each in letters(axes.words[operand])}

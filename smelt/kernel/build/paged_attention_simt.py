@@ -105,7 +105,7 @@ def _combine_chunks(nest: Nest, paged: Paged, chunks: Size, here: Size, output: 
 
 def fits_tensor_cores(nest: Nest, paged: Paged) -> bool:
     """Whether pages are bf16, with 16 aligned bytes at a time, and `Decode` computes this attention."""
-    if paged.depth % 32 or paged.values % 64 or paged.page % 16 or CHUNK != DECODE_KEYS:
+    if paged.depth % 16 or paged.values % 16 or paged.page % 16 or CHUNK != DECODE_KEYS:
         return False
     if max(paged.depth, paged.values) > DECODE_DEEPEST:
         return False

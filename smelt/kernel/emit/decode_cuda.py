@@ -50,13 +50,13 @@ inline f32 smelt_next_level(f32 level, f32 most, f32 &old, f32 &fresh) {
   fresh = most > level ? 1 : less;
   return smelt_most(level, most);
 }
-// Where a row has CELLS of 16 bytes: the place of one. Eight rows of a cell are in different banks.
+// Where a row has CELLS of 16 bytes, an even number: the place of one. Eight rows of a cell are in different banks.
 template <int CELLS> inline ui32 smelt_row_cell(ui32 row, ui32 cell) {
-  return 16 * (CELLS * row + (cell ^ (CELLS == 2 ? row / 4 % 2 : CELLS % 8 ? row / 2 % 4 : row % 8)));
+  return 16 * (CELLS * row + (cell ^ (CELLS % 4 ? row / 4 % 2 : CELLS % 8 ? row / 2 % 4 : row % 8)));
 }
 // The place an even number of cells after one of the first two: places that differ by constants take few instructions.
 template <int CELLS> inline ui32 smelt_later_cell(ui32 place, ui32 cells) {
-  enum { RUN = CELLS % 8 ? 4 : 8 };
+  enum { RUN = CELLS % 4 ? 2 : CELLS % 8 ? 4 : 8 };
   return (place ^ cells % RUN * 16) + cells / RUN * RUN * 16;
 }
 // A warp copies rows of CELLS, `step` apart, to a place that is a multiple of 128; those from `valid` on are zeros.
