@@ -1,4 +1,5 @@
-"""`emulated`: the device `cuda` without a GPU, for one test. With SMELT_CUDA_TESTS=gpu it is the first GPU."""
+"""`emulated`: the device `cuda` without a GPU, for one test. With SMELT_CUDA_TESTS=gpu it is the first GPU,
+with SMELT_CUDA_TESTS=races it finds races of threads, blocks and launches."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         return
     if compiler() is None:
         pytest.skip("no C++ compiler: pip install ziglang")
-    device = EmulatedCuda()
+    device = EmulatedCuda(races=os.environ.get("SMELT_CUDA_TESTS") == "races")
     monkeypatch.setitem(registry.KINDS, "cuda", lambda: device)
     registry.find_device.cache_clear()
     yield device

@@ -27,7 +27,7 @@ from smelt.errors import DeviceError
 from smelt.target import Target
 from tests.cuda.schedule import LazyDriver
 
-HEADER = Path(__file__).with_name("emulator.h")
+HEADER, RACES_HEADER = (Path(__file__).with_name(name) for name in ("emulator.h", "races.h"))
 FUNCTION = re.compile(
     r'^extern "C" __global__ void (?:__cluster_dims__\((\d), 1, 1\) )?__launch_bounds__\([\d, ]+\) (\w+)\((.*)\) \{$',
     re.MULTILINE,
@@ -35,7 +35,9 @@ FUNCTION = re.compile(
 SHARED = re.compile(r"^ *__shared__ [^;]*;", re.MULTILINE)
 WAITS = re.compile(r"__sync|smelt_(shuffle_|mma_|tile|few|stream|block_|round_row|decode|attend)|__shfl")
 FLAGS = ("-std=c++17", "-Og", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing", "-w", "-shared", "-fPIC")
+RACES = ("-fsanitize=thread", "--param=tsan-distinguish-volatile=1", "-g")
 GUARD = 64
+LINE = 16  # bytes
 STATIC = 48 << 10  # bytes of shared memory of a kernel that need not be asked for
 
 
@@ -50,10 +52,12 @@ def compiler() -> list[str] | None:
     return [sys.executable, "-m", "ziglang", "c++"]
 
 
-def compile_emulated(text: str, machine: str = "sm_90") -> bytes:
-    """The text as a library with one function `emulate_NAME(blocks, threads, arguments)` for each kernel."""
+def compile_emulated(text: str, machine: str = "sm_90", *, races: bool = False) -> bytes:
+    """The text as a library with one function `emulate_NAME(blocks, threads, arguments)` for each kernel. `races`: it
+    finds unordered accesses to the same memory (`races.h`)."""
     shared = "char *const smelt_shared = own_shared();"  # the emulator has it
     text = text.replace("extern __shared__ __align__(1024) char smelt_shared[];", shared)
+    text = text.replace("#define SMELT_AWAIT()\n", "#define SMELT_AWAIT() await_launches()\n")
     text = SHARED.sub(count_arrays, text)
     flags = (*FLAGS, "-DSMELT_WGMMA") if machine == "sm_90" else FLAGS
     calls = []
@@ -74,6 +78,11 @@ def compile_emulated(text: str, machine: str = "sm_90") -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         source, made = Path(folder, "kernels.cc"), Path(folder, "kernels.so")
         source.write_text("\n".join([HEADER.read_text(), text, *calls]))
+        if races:  # instrumented code, linked without the runtime of a sanitizer
+            source, whole = Path(folder, "kernels.o"), source
+            flags = (*flags, f"-I{HEADER.parent}", "-DSMELT_RACES", *RACES, "-c")
+            subprocess.run([*command, *flags, "-o", source, whole], check=True)
+            flags = ("-shared",)
         done = subprocess.run([*command, *flags, "-o", made, source], capture_output=True, text=True, check=False)
         if done.returncode:
             raise DeviceError("the emulator could not compile the program", got=done.stderr[:3000])
@@ -85,12 +94,27 @@ def count_arrays(found: re.Match[str]) -> str:
     return " ".join([found[0], *(f"count_static({each}, sizeof {each});" for each in re.findall(r"(\w+)\[", found[0]))])
 
 
+def locate(report: str, code: bytes) -> str:
+    """The report with places in the source instead of addresses, where binutils is installed."""
+    places = sorted({*re.findall(r"at ([0-9a-f]+)\)", report)})
+    if not places or not shutil.which("addr2line"):
+        return report
+    with tempfile.NamedTemporaryFile(suffix=".so") as file:
+        file.write(code)
+        file.flush()
+        shown = subprocess.run(["addr2line", "-s", "-e", file.name, *places], capture_output=True, text=True, check=True)
+    lines = dict(zip(places, shown.stdout.split("\n"), strict=False))
+    return re.sub(r"at ([0-9a-f]+)\)", lambda found: f"{lines[found[1]]})", report)
+
+
 class EmulatedDriver:
     """The calls of `device.driver.Driver` and of its one queue. Every write outside of an allocation is found."""
 
     name, capability, memory, number = "an emulated GPU", (9, 0), (1 << 25, 1 << 25), 0
 
-    def __init__(self) -> None:
+    def __init__(self, *, races: bool = False) -> None:
+        self.races = races  # unordered accesses to memory are errors
+        self.stored: dict[int, Any] = {}  # by address: lines that launches wrote which the next one may not wait for
         self.held: dict[int, tuple[Any, int]] = {}
         self.spare: dict[int, list[tuple[int, Any]]] = {}  # by bytes
         self.launches = self.replays = 0
@@ -108,10 +132,15 @@ class EmulatedDriver:
         with tempfile.NamedTemporaryFile(suffix=".so") as file:
             file.write(code)
             file.flush()
-            return ctypes.CDLL(file.name)
+            found = ctypes.CDLL(file.name)
+            found.code = code
+            return found
 
     def function(self, module: Any, name: str) -> Any:
-        return getattr(module, f"emulate_{name}", None)
+        found = getattr(module, f"emulate_{name}", None)
+        if found is not None:
+            found.module = module
+        return found
 
     def launch(
         self,
@@ -128,11 +157,29 @@ class EmulatedDriver:
         assert 1 <= threads <= 1024, "a block has at most 1024 threads"
         assert 1 <= blocks < 1 << 31, "a grid has at most 2**31 - 1 blocks"
         self.launches += 1
+        watched = self.races and hasattr(function.module, "begin_watch")
+        if watched:
+            self.begin_watch(function.module, overlap)
         fixed = function(blocks, threads, (ctypes.c_longlong * len(arguments))(*arguments))
+        if watched:
+            self.end_watch(function)
         assert fixed <= STATIC, "more static shared memory than a kernel may have"
         assert fixed + shared <= most, "more shared memory than a block has, with what is static"
         for address in self.held:
             self.check(address)
+
+    def begin_watch(self, module: Any, overlap: bool) -> None:
+        if not overlap:
+            self.stored.clear()
+        module.begin_watch(int(overlap))
+        for address, (_, count) in self.held.items():
+            lines = self.stored.setdefault(address, (ctypes.c_char * (count // LINE + 1))())
+            module.watch_memory(ctypes.c_void_p(address), ctypes.c_longlong(count), lines)
+
+    def end_watch(self, function: Any) -> None:
+        function.module.end_watch.restype = ctypes.c_char_p
+        report = function.module.end_watch().decode()
+        assert not report, f"{function.__name__}:\n{locate(report, function.module.code)}"
 
     def describe(self, function: Any) -> dict[str, Any]:
         return {"name": function.__name__.removeprefix("emulate_")}
@@ -151,6 +198,7 @@ class EmulatedDriver:
 
     def free(self, address: int, after: Sequence[Mark] = ()) -> None:
         self.check(address)
+        self.stored.pop(address, None)
         block, count = self.held.pop(address)
         self.spare.setdefault(count, []).append((address, block))
 
@@ -175,9 +223,11 @@ class EmulatedDriver:
         return lambda: None
 
     def move(self, target: int, source: int, count: int) -> None:
+        self.stored.clear()  # a copy waits for all launches
         ctypes.memmove(target, source, count)
 
     def clear(self, address: int, count: int) -> None:
+        self.stored.clear()
         ctypes.memset(address, 0, count)
 
     def mark(self) -> Any: ...
@@ -228,11 +278,12 @@ class EmulatedDriver:
 
 
 class EmulatedCuda(Cuda):
-    """The device `cuda`, emulated. `seed`: with several queues that put work off (`schedule`)."""
+    """The device `cuda`, emulated. `seed`: with several queues that put work off (`schedule`). `races`: unordered
+    accesses to memory are errors."""
 
-    def __init__(self, seed: int | None = None) -> None:
+    def __init__(self, seed: int | None = None, *, races: bool = False) -> None:
         super().__init__()
-        self.emulated = EmulatedDriver()
+        self.emulated = EmulatedDriver(races=races)
         self.lazy = None if seed is None else LazyDriver(self.emulated, seed)
 
     def missing(self) -> str | None:
@@ -255,7 +306,7 @@ class EmulatedCuda(Cuda):
         return TARGETS["sm_90" if name in (None, "native") else str(name)]
 
     def compiler(self) -> str:
-        return "emulated " + HEADER.read_text()
+        return f"emulated {self.emulated.races}" + HEADER.read_text() + RACES_HEADER.read_text()
 
     def load(self, code: bytes, digest: str) -> Module:
         found = re.search(rb'"machine":"(sm_\d+)"', code)
@@ -267,7 +318,13 @@ class EmulatedCuda(Cuda):
         return b""  # it takes time
 
     def compile_file(self, text: str, machine: str) -> bytes:
-        return compile_emulated(text, machine)
+        return compile_emulated(text, machine, races=self.emulated.races)
+
+
+def allow_races(device: Any) -> None:
+    """For results that are undefined: any of what threads write may stay."""
+    if isinstance(device, EmulatedCuda):
+        device.emulated.races = False
 
 
 @cache

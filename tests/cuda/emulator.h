@@ -20,7 +20,7 @@ struct Index { unsigned x; };
 static Index threadIdx, blockIdx, gridDim, blockDim;
 
 enum { WARP = 32, MOST = 2048, CLUSTER = 8, STACK = 256 << 10 };
-struct Barrier { int waiting, generation; };
+struct Barrier { int waiting, generation, before, behind; };
 static ucontext_t begun, entry;
 static jmp_buf scheduler, fibers[MOST];  // a fiber's first step needs a context, later ones a jump, which is no system call
 static char *stacks[MOST];
@@ -32,6 +32,29 @@ static int cluster_here;  // blocks that run at the same time
 static unsigned exchanged[MOST];
 static void (*kernel_here)(const long long *);
 static const long long *arguments_here;
+#ifdef SMELT_RACES
+#include "races.h"
+#else
+#define UNSEEN
+static void enter_barrier(int *) {}
+static void open_barrier(int *, int *) {}
+static void leave_barrier(const int *) {}
+static void release_at(const void *) {}
+static void acquire_at(const void *) {}
+static void count_at(const void *) {}
+static void begin_read(const void *, size_t) {}
+static void begin_run(void) {}
+static void watch_shared(const void *, size_t) {}
+static void touch_atomically(const void *, size_t) {}
+static void await_launches(void) {}
+static void copy_bytes(void *to, const void *from, size_t count) { memcpy(to, from, count); }
+static void write_zeros(void *to, size_t count) { memset(to, 0, count); }
+static unsigned *snapshot(void) { return 0; }
+static int begin_engine(const void *, unsigned *, int) { return 0; }
+static void publish(void) {}
+static int acting;
+static bool by_tensor_cores;
+#endif
 
 // What is under way, the oldest first. (The compiler takes longer to read <vector> than all of this file.)
 template <class T> struct Queue {
@@ -60,30 +83,33 @@ static void pause_fiber(void) {
   if (!_setjmp(fibers[current])) _longjmp(scheduler, 1);
   enter_fiber();
 }
-static void wait_at(Barrier *barrier, int members) {
+static void wait_at(Barrier *barrier, int members, bool orders = true) {  // orders: accesses to memory
   moved++;
   const int generation = barrier->generation;
+  if (orders) enter_barrier(&barrier->before);
   if (++barrier->waiting == members) {
     barrier->waiting = 0;
     barrier->generation++;
-    return;
+    if (orders) open_barrier(&barrier->before, &barrier->behind);
   }
   while (barrier->generation == generation) pause_fiber();
+  if (orders) leave_barrier(&barrier->behind);
 }
 static int warp_members(void) {
   const int rest = threads_here - current % threads_here / WARP * WARP;
   return rest < WARP ? rest : WARP;
 }
 static void __syncwarp(unsigned mask = 0xffffffffu) { wait_at(&warp_barriers[current / WARP], warp_members()); }
+static void meet_warp(void) { wait_at(&warp_barriers[current / WARP], warp_members(), false); }
 static void __syncthreads(void) { wait_at(&block_barriers[block_here()], threads_here); }
 template <int N> static void smelt_threads_sync() { wait_at(&threads_barriers[block_here()], N); }
 static void smelt_cluster_arrive(void) {}
 static void smelt_cluster_wait(void) { wait_at(&cluster_barrier, cluster_here * threads_here); }
 static unsigned exchange(unsigned value, int from) {
   exchanged[current] = value;
-  __syncwarp();
+  meet_warp();
   const unsigned found = exchanged[current / WARP * WARP + (from >= 0 && from < WARP ? from : current % WARP)];
-  __syncwarp();
+  meet_warp();
   return found;
 }
 static unsigned __shfl_sync(unsigned, unsigned value, int lane) { return exchange(value, lane); }
@@ -152,7 +178,7 @@ static float add_cut(float sum, const float *more, int count) {
 template <float (*ELEMENT)(unsigned, int)> static void multiply_fragments(float *c, const unsigned *a, const unsigned *b) {
   memcpy(left_words[current], a, 16);
   memcpy(right_words[current], b, 8);
-  __syncwarp();
+  meet_warp();
   const int first = current / WARP * WARP, group = current % WARP / 4, member = current % 4;
   for (int e = 0; e < 4; e++) {
     const int row = group + e / 2 * 8, column = 2 * member + e % 2;
@@ -162,7 +188,7 @@ template <float (*ELEMENT)(unsigned, int)> static void multiply_fragments(float 
       c[e] += ELEMENT(x, k % 2) * ELEMENT(y, k % 2);
     }
   }
-  __syncwarp();
+  meet_warp();
 }
 static void smelt_mma_sync(float *c, const unsigned *a, const unsigned *b) { multiply_fragments<bf16>(c, a, b); }
 static void smelt_mma_sync_f16(float *c, const unsigned *a, const unsigned *b) { multiply_fragments<f16>(c, a, b); }
@@ -170,7 +196,7 @@ static void smelt_mma_sync_f16(float *c, const unsigned *a, const unsigned *b) {
 static void smelt_mma_sync_tf32(float *c, const unsigned *a, const unsigned *b) {  // m16n8k8
   memcpy(left_words[current], a, 16);
   memcpy(right_words[current], b, 8);
-  __syncwarp();
+  meet_warp();
   const int first = current / WARP * WARP, group = current % WARP / 4, member = current % 4;
   for (int e = 0; e < 4; e++) {
     const int row = group + e / 2 * 8, column = 2 * member + e % 2;
@@ -179,12 +205,12 @@ static void smelt_mma_sync_tf32(float *c, const unsigned *a, const unsigned *b) 
       c[e] += tf32(x) * tf32(right_words[first + column * 4 + k % 4][k / 4]);
     }
   }
-  __syncwarp();
+  meet_warp();
 }
 static void multiply_eight(float *c, const unsigned *a, const unsigned *b, Eight left, Eight right) {  // m16n8k32
   memcpy(left_words[current], a, 16);
   memcpy(right_words[current], b, 8);
-  __syncwarp();
+  meet_warp();
   const int first = current / WARP * WARP, group = current % WARP / 4, member = current % 4;
   for (int e = 0; e < 4; e++) {
     const int row = group + e / 2 * 8, column = 2 * member + e % 2;
@@ -196,7 +222,7 @@ static void multiply_eight(float *c, const unsigned *a, const unsigned *b, Eight
     }
     c[e] = add_cut(c[e], more, 32);
   }
-  __syncwarp();
+  meet_warp();
 }
 #define SMELT_EIGHT(L, R) \
   static void smelt_mma_sync_##L##_##R(float *c, const unsigned *a, const unsigned *b) { \
@@ -212,7 +238,7 @@ SMELT_EIGHT(e5m2, e5m2)
 template <bool SIGNED> static void smelt_mma_bytes(int *c, const unsigned *a, const unsigned *b) {
   memcpy(left_words[current], a, 16);
   memcpy(right_words[current], b, 8);
-  __syncwarp();
+  meet_warp();
   const int first = current / WARP * WARP, group = current % WARP / 4, member = current % 4;
   for (int e = 0; e < 4; e++) {
     const int row = group + e / 2 * 8, column = 2 * member + e % 2;
@@ -223,7 +249,7 @@ template <bool SIGNED> static void smelt_mma_bytes(int *c, const unsigned *a, co
       c[e] += (SIGNED ? (int)(signed char)x : (int)(unsigned char)x) * (signed char)(y >> k % 4 * 8);
     }
   }
-  __syncwarp();
+  meet_warp();
 }
 static void smelt_mma_sync_int8(int *c, const unsigned *a, const unsigned *b) {
   int more[4];
@@ -255,6 +281,10 @@ static void smelt_cluster_write(float *to, int block, float x) {
 }
 struct smelt_words;
 struct Copied { void *to; const void *from; int used; };
+static void finish_copy(const Copied &copied) {
+  write_zeros((char *)copied.to + copied.used, 16 - copied.used);
+  copy_bytes(copied.to, copied.from, copied.used);
+}
 static Queue<Copied> copies[MOST];
 static Queue<int> copy_groups[MOST];  // how many copies each group has, the oldest first
 static unsigned smelt_cycles() {  // as if every look at the clock took long: nothing is waited for
@@ -267,6 +297,7 @@ static void smelt_copy_async(void *to, const void *from, int used) {
     fprintf(stderr, "an asynchronous copy is not aligned\n");
     abort();
   }
+  begin_read(from, used);
   copies[current].push_back({to, from, used});
 }
 static void smelt_copy_commit() {
@@ -278,25 +309,47 @@ template <int N> static void smelt_copy_wait() {
   auto &all = copies[current];
   auto &groups = copy_groups[current];
   while ((int)groups.size() > N) {
-    for (int i = 0; i < groups[0]; i++) {
-      memset(all[i].to, 0, 16);
-      memcpy(all[i].to, all[i].from, all[i].used);
-    }
+    for (int i = 0; i < groups[0]; i++) finish_copy(all[i]);
     all.drop(groups[0]);
     groups.drop(1);
   }
 }
-static void smelt_await() {}
+static void smelt_await() { await_launches(); }
 static void smelt_prefetch(const void *) {}
 static void smelt_share_writes() {}
-static unsigned smelt_count(unsigned *counter) { return (*counter)++; }
-static unsigned smelt_count_readers(unsigned *counter) { return (*counter)++; }
-template <class T> static void atomicAdd(T *at, T x) { *at += x; }
-template <class T> static void atomicAnd(T *at, T x) { *at &= x; }
-template <class T> static void atomicOr(T *at, T x) { *at |= x; }
-template <class T> static void atomicXor(T *at, T x) { *at ^= x; }
-template <class T> static void atomicMin(T *at, T x) { *at = x < *at ? x : *at; }
-template <class T> static void atomicMax(T *at, T x) { *at = x > *at ? x : *at; }
+UNSEEN static unsigned smelt_count(unsigned *counter) {
+  count_at(counter);
+  return (*counter)++;
+}
+UNSEEN static unsigned smelt_count_readers(unsigned *counter) {
+  acquire_at(counter);
+  release_at(counter);
+  return (*counter)++;
+}
+template <class T> UNSEEN static void atomicAdd(T *at, T x) {
+  touch_atomically(at, sizeof *at);
+  *at += x;
+}
+template <class T> UNSEEN static void atomicAnd(T *at, T x) {
+  touch_atomically(at, sizeof *at);
+  *at &= x;
+}
+template <class T> UNSEEN static void atomicOr(T *at, T x) {
+  touch_atomically(at, sizeof *at);
+  *at |= x;
+}
+template <class T> UNSEEN static void atomicXor(T *at, T x) {
+  touch_atomically(at, sizeof *at);
+  *at ^= x;
+}
+template <class T> UNSEEN static void atomicMin(T *at, T x) {
+  touch_atomically(at, sizeof *at);
+  *at = x < *at ? x : *at;
+}
+template <class T> UNSEEN static void atomicMax(T *at, T x) {
+  touch_atomically(at, sizeof *at);
+  *at = x > *at ? x : *at;
+}
 static float smelt_read_shared(const float *from) { return *from; }
 template <class W = smelt_words> static W smelt_read(const void *from) { return *(const W *)from; }
 template <class W = smelt_words> static W smelt_stream(const void *from) { return *(const W *)from; }
@@ -340,7 +393,7 @@ struct Product {
 static Queue<Product> products[MOST];
 static Queue<int> product_groups[MOST];
 static void smelt_wgmma_fence() {}
-static void smelt_publish() {}
+static void smelt_publish() { publish(); }
 template <int COUNT> static void smelt_wgmma(float (&d)[COUNT], unsigned long long a, unsigned long long b) {
   products[current].push_back({d, 2 * COUNT, a, b});
 }
@@ -415,13 +468,15 @@ static void multiply_product(const Product &of, int p) {
 template <int N> static void smelt_wgmma_wait() {
   auto &all = products[current];
   auto &groups = product_groups[current];
-  __syncwarp();  // others have begun the same products
+  meet_warp();  // others have begun the same products
   while ((int)groups.size() > N) {
+    by_tensor_cores = true;
     for (int p = 0; p < groups[0]; p++) multiply_product(all[p], p);
-    __syncwarp();
+    by_tensor_cores = false;
+    meet_warp();
     all.drop(groups[0]);
     groups.drop(1);
-    __syncwarp();
+    __syncwarp();  // they are done for all threads of the warp
   }
 }
 static Barrier group_barriers[MOST / 128];
@@ -429,60 +484,73 @@ static void smelt_group_sync(int group) { wait_at(&group_barriers[group], 128); 
 #else
 template <int N> static void smelt_registers_up() {}
 template <int N> static void smelt_registers_down() {}
-static void smelt_publish() {}
+static void smelt_publish() { publish(); }
 static void smelt_group_sync(int) { __syncwarp(); }
 #endif
 
 // mbarrier: arrivals that are missing, arrivals of a phase, the parity of the phase, and bytes that are missing.
-static void smelt_barrier_init(unsigned long long *at, int count) { *at = (unsigned long long)count << 16 | count; }
-static void barrier_moves(unsigned long long *at, int arrivals, int bytes) {
+UNSEEN static void smelt_barrier_init(unsigned long long *at, int count) { *at = (unsigned long long)count << 16 | count; }
+UNSEEN static void barrier_moves(unsigned long long *at, int arrivals, int bytes) {
   moved++;
   if ((int)(*at & 0xffff) < arrivals) abort();
   *at = *at - arrivals + ((unsigned long long)(long long)bytes << 33);
   if (!(*at & 0xffff) && !(*at >> 33)) *at = (*at ^ 1ull << 32) | (*at >> 16 & 0xffff);
 }
-static void smelt_barrier_arrive(unsigned long long *at) { barrier_moves(at, 1, 0); }
+UNSEEN static void smelt_barrier_arrive(unsigned long long *at) {
+  release_at(at);
+  barrier_moves(at, 1, 0);
+}
 static void smelt_barrier_publish() {}
-static void smelt_barrier_end(unsigned long long *at) {
+UNSEEN static void smelt_barrier_end(unsigned long long *at) {
   if ((*at & 0xffff) != (*at >> 16 & 0xffff)) abort();  // somebody has arrived that nobody waited for
 }
-static void smelt_bulk_expect(unsigned long long *at, unsigned bytes) { barrier_moves(at, 1, bytes); }
+UNSEEN static void smelt_bulk_expect(unsigned long long *at, unsigned bytes) {
+  release_at(at);
+  barrier_moves(at, 1, bytes);
+}
 // Copies with an arrival, and those of the copy engine, are done when some thread waits for a barrier.
 struct Arrival { size_t copies; unsigned long long *at; };
 static Queue<Arrival> arrivals[MOST];
-struct Bulk { char *to; const void *from; unsigned bytes; unsigned long long *at; };
+struct Bulk { char *to; const void *from; unsigned bytes; unsigned long long *at; unsigned *known; int by; };
 static Queue<Bulk> bulks;
 static void smelt_bulk_copy(void *to, const void *from, unsigned bytes, unsigned long long *at) {
   if ((size_t)to % 16 || (size_t)from % 16 || bytes % 16) abort();
-  bulks.push_back({(char *)to, from, bytes, at});
+  begin_read(from, bytes);
+  bulks.push_back({(char *)to, from, bytes, at, snapshot(), current});
 }
 static void smelt_copy_arrive(unsigned long long *at) { arrivals[current].push_back({copies[current].size(), at}); }
-static bool smelt_barrier_passed(unsigned long long *at, int parity) {
-  if ((int)(*at >> 32 & 1) != parity) return true;
+UNSEEN static bool smelt_barrier_passed(unsigned long long *at, int parity) {
+  if ((int)(*at >> 32 & 1) != parity) {
+    acquire_at(at);
+    return true;
+  }
   for (int i = 0; i < threads_here; i++) {
     size_t done = 0;
     for (Arrival each : arrivals[i]) {
-      for (; done < each.copies; done++) {
-        memset(copies[i][done].to, 0, 16);
-        memcpy(copies[i][done].to, copies[i][done].from, copies[i][done].used);
-      }
+      acting = i;
+      for (; done < each.copies; done++) finish_copy(copies[i][done]);
       smelt_barrier_arrive(each.at);
     }
     copies[i].drop(done);
     arrivals[i].count = 0;
   }
   for (Bulk each : bulks) {
-    memcpy(each.to, each.from, each.bytes);
+    acting = begin_engine(each.at, each.known, each.by);
+    by_tensor_cores = true;
+    copy_bytes(each.to, each.from, each.bytes);
+    by_tensor_cores = false;
+    release_at(each.at);
     barrier_moves(each.at, 0, -(int)each.bytes);
   }
   bulks.count = 0;
+  acting = -1;
   pause_fiber();
   return false;
 }
 static const void *matrix_rows[MOST];
 template <bool TRANSPOSED> static void smelt_load_matrices(unsigned *to, const void *row) {
   matrix_rows[current] = row;
-  __syncwarp();
+  meet_warp();
   const int first = current / WARP * WARP, group = current % WARP / 4, member = current % 4;
   for (int m = 0; m < 4; m++) {
     unsigned short pair[2];
@@ -492,23 +560,23 @@ template <bool TRANSPOSED> static void smelt_load_matrices(unsigned *to, const v
     }
     to[m] = pair[0] | (unsigned)pair[1] << 16;
   }
-  __syncwarp();
+  meet_warp();
 }
 static bool held[MOST];
 static int smelt_first_lane(bool holds) {
   held[current] = holds;
-  __syncwarp();
+  meet_warp();
   int lane = 0;
   while (lane < WARP && !held[current / WARP * WARP + lane]) lane++;
-  __syncwarp();
+  meet_warp();
   return lane;
 }
 static unsigned __ballot_sync(unsigned, bool holds) {
   held[current] = holds;
-  __syncwarp();
+  meet_warp();
   unsigned lanes = 0;
   for (int lane = 0; lane < WARP; lane++) lanes |= (unsigned)held[current / WARP * WARP + lane] << lane;
-  __syncwarp();
+  meet_warp();
   return lanes;
 }
 static float smelt_exp2(float x) { return exp2f(x); }
@@ -540,6 +608,7 @@ static void run_fiber(void) {
   _longjmp(scheduler, 1);
 }
 static void run_blocks(int threads) {  // of a cluster
+  begin_run();
   for (int i = 0; i < threads; i++) {
     if (!stacks[i]) stacks[i] = (char *)malloc(STACK);
     current = i;
@@ -582,12 +651,14 @@ static void count_static(const void *array, int bytes) {
     if (static_arrays[i] == array) return;
   if (static_count == 64) abort();
   static_arrays[static_count++] = array;
+  watch_shared(array, bytes);
   static_bytes += bytes;
 }
 // Returns the bytes of static shared memory.
 static int emulate(
     void (*kernel)(const long long *), bool waits, int cluster, int blocks, int threads, const long long *arguments) {
   static_count = static_bytes = 0;
+  watch_shared(shared_memory, cluster * sizeof shared_memory[0]);
   kernel_here = kernel;
   arguments_here = arguments;
   threads_here = threads;
@@ -599,7 +670,9 @@ static int emulate(
     if (waits) {
       run_blocks(cluster * threads);
     } else {
-      for (current = 0; current < threads; current++) {
+      current = 0;
+      begin_run();
+      for (; current < threads; current++) {
         enter_fiber();
         kernel(arguments);
       }

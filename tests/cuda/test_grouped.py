@@ -24,7 +24,7 @@ from smelt.passes import merge_dots
 from smelt.passes.lower_blocks import round_activations
 from smelt.shape import Shape
 from smelt.tensor.model import make_parameter
-from tests.cuda.emulated import EmulatedCuda
+from tests.cuda.emulated import EmulatedCuda, allow_races
 from tests.llm_checkpoints import FIXTURE, TOLERANCE, Case, write_checkpoint
 from tests.unit.kernel.test_block_dot import Sketch, random_weights
 from tests.unit.kernel.test_grouped import GROUPS, SIZES, Experts, grouped_blocks, multiply
@@ -127,6 +127,7 @@ def test_sizes_that_do_not_fit(groups: int, emulated: EmulatedCuda, seed: int) -
     got = made(x, w, sizes)[0].numpy()
     np.testing.assert_allclose(got, multiply(x, w, sizes.tolist()), rtol=0, atol=1e-5)
     sizes[-1] = -5
+    allow_races(emulated)  # some rows are in several groups
     got = made(x, w, sizes)[0].numpy()
     np.testing.assert_allclose(got[:60], multiply(x, w, sizes.tolist())[:60], rtol=0, atol=1e-5)
 

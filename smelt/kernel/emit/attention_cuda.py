@@ -335,8 +335,8 @@ inline void smelt_attend(int number, char *ring, i64 rows, i64 keys, f32 scale, 
     }
   };
   int tile = find(0);
+  smelt_await_copies(full_queries, 0);  // also without keys: results take the memory of the queries
   if (tile < tiles) {
-    smelt_await_copies(full_queries, 0);
     await_keys();
     multiply_keys();
     smelt_wgmma_wait<0>();
