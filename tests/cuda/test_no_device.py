@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import pytest
 
 import smelt
-from smelt.device import cuda_compile, cuda_driver, registry
+from smelt.device import cuda, cuda_compile, cuda_driver, registry
+from smelt.engine import compile_with_first
+from smelt.engine.pjrt import PjrtEngine
 from smelt.errors import DeviceError, UnsupportedError
 
 DIGITS = "smelt/assets/digits.onnx"
@@ -57,3 +60,46 @@ def test_a_driver_that_cannot_be_opened(said: str, found: str, monkeypatch: pyte
     monkeypatch.setattr(api, "cuInit", init)
     assert str(cuda_driver.missing()).startswith(found)
     assert "story" not in str(cuda_driver.missing())
+
+
+@pytest.fixture
+def chips(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver with two GPUs, the first of which is too old."""
+    api = pytest.importorskip("cuda.bindings.driver")
+    monkeypatch.setattr(api, "cuInit", lambda flags: (api.CUresult.CUDA_SUCCESS,))
+    monkeypatch.setattr(cuda_driver, "version", lambda: 14_000)
+    monkeypatch.setattr(cuda_driver, "count", lambda: 2)
+    monkeypatch.setattr(cuda_driver, "capability", lambda number: ((7, 5), (8, 6))[number])
+
+
+@pytest.mark.usefixtures("chips")
+def test_a_gpu_that_is_too_old_or_not_there() -> None:
+    found = [cuda.Cuda(number).missing() for number in range(3)]
+    assert "the GPU is an sm_75, smelt's kernels need sm_80 or later" in str(found[0])
+    assert found[1] is None
+    assert "no such CUDA device: there is cuda:1" in str(found[2])
+    with pytest.raises(DeviceError, match="sm_75"):
+        cuda_driver.CudaDriver()
+
+
+@pytest.mark.usefixtures("chips")
+def test_auto_takes_xla_where_the_gpu_is_too_old(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(PjrtEngine, "missing", lambda self: None)
+    made: Any = object()
+    tried: list[str] = []
+
+    def attempt(engine: Any) -> Any:
+        tried.append(engine.name)
+        return made
+
+    engine, got = compile_with_first("cuda", "auto", attempt)
+    assert (engine.name, got, tried) == ("pjrt", made, ["pjrt"])
+    assert "this program runs on the pjrt engine: native: the GPU is an sm_75" in caplog.text
+
+
+@pytest.mark.skipif(cuda_compile.missing() is not None, reason=str(cuda_compile.missing()))
+def test_a_chip_that_the_compiler_does_not_know() -> None:
+    assert cuda_compile.missing_chip((8, 0)) is cuda_compile.missing_chip((9, 0)) is None
+    assert "makes no code for sm_999" in str(cuda_compile.missing_chip((99, 9)))
