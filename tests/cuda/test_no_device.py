@@ -65,6 +65,8 @@ def test_a_driver_that_cannot_be_opened(said: str, found: str, monkeypatch: pyte
 @pytest.fixture
 def chips(monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver with two GPUs, the first of which is too old."""
+    if cuda_compile.missing() is not None:
+        pytest.skip(str(cuda_compile.missing()))
     api = pytest.importorskip("cuda.bindings.driver")
     monkeypatch.setattr(api, "cuInit", lambda flags: (api.CUresult.CUDA_SUCCESS,))
     monkeypatch.setattr(cuda_driver, "version", lambda: 14_000)
@@ -97,6 +99,27 @@ def test_auto_takes_xla_where_the_gpu_is_too_old(
     engine, got = compile_with_first("cuda", "auto", attempt)
     assert (engine.name, got, tried) == ("pjrt", made, ["pjrt"])
     assert "this program runs on the pjrt engine: native: the GPU is an sm_75" in caplog.text
+
+
+@pytest.mark.usefixtures("chips")
+def test_a_refused_program_names_what_else_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference engine is one of the processor alone."""
+
+    def refuse(engine: Any) -> Any:
+        raise UnsupportedError("the native engine does not support it", remedy="engine='reference'")
+
+    for name in ("auto", "native"):
+        monkeypatch.setattr(PjrtEngine, "missing", lambda self: "no plug-in")
+        with pytest.raises(UnsupportedError) as caught:
+            compile_with_first("cuda:1", name, refuse)
+        assert caught.value.own_remedy == "device='cpu'; or pjrt: no plug-in"
+    monkeypatch.setattr(PjrtEngine, "missing", lambda self: None)
+    with pytest.raises(UnsupportedError) as caught:
+        compile_with_first("cuda:1", "native", refuse)
+    assert caught.value.own_remedy == "engine='pjrt'; or device='cpu'"
+    with pytest.raises(UnsupportedError) as caught:
+        compile_with_first("cpu", "native", refuse)
+    assert caught.value.own_remedy == "engine='reference'"
 
 
 @pytest.mark.skipif(cuda_compile.missing() is not None, reason=str(cuda_compile.missing()))
