@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from smelt.device import cuda, cuda_compile, cuda_driver, registry
 from smelt.engine import compile_with_first
 from smelt.engine.pjrt import PjrtEngine
 from smelt.errors import DeviceError, UnsupportedError
+from tests.llm_checkpoints import FIXTURE, Case, write_checkpoint
 
 DIGITS = "smelt/assets/digits.onnx"
 needs_none = pytest.mark.skipif(cuda_driver.missing() is None, reason="this machine has a GPU")
@@ -60,6 +62,17 @@ def test_a_driver_that_cannot_be_opened(said: str, found: str, monkeypatch: pyte
     monkeypatch.setattr(api, "cuInit", init)
     assert str(cuda_driver.missing()).startswith(found)
     assert "story" not in str(cuda_driver.missing())
+
+
+@needs_none
+def test_fp8_without_the_native_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA refuses it; what its weights would take is not asked of a device that cannot be opened."""
+    monkeypatch.setattr(PjrtEngine, "missing", lambda self: None)
+    case = Case.load(FIXTURE)[0]
+    write_checkpoint(tmp_path, case.config, case.shapes, "bf16")
+    with pytest.raises(UnsupportedError, match="fp8 needs weights that are rounded once") as caught:
+        smelt.llm.load(tmp_path, device="cuda", precision="fp8")
+    assert "pjrt on cuda" in str(caught.value)
 
 
 @pytest.fixture
