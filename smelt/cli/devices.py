@@ -42,7 +42,7 @@ def _describe(name: str) -> dict[str, Any]:
     states = {engine.name: engine.missing() for engine in engines(name)}
     if None not in states.values():
         return {"device": name, "missing": "; ".join(f"{engine}: {why}" for engine, why in states.items())}
-    if device.missing() is not None and name in pjrt.PLATFORMS:
+    if device.missing() is not None:
         return _through_xla(name, states)
     described = {"device": name, "kind": device.model, "facts": dict(device.facts()), "engines": states}
     return {**described, "target": device.target().as_json()}
@@ -51,7 +51,8 @@ def _describe(name: str) -> dict[str, Any]:
 def _through_xla(name: str, states: dict[str, str | None]) -> dict[str, Any]:
     """A device as XLA sees it. A plug-in that cannot open it is missing something too."""
     try:
-        client = pjrt.client(name)
+        kind, _, number = name.partition(":")
+        client = pjrt.client(kind, int(number or 0))
         facts = {"devices": client.devices, "memory": bytes_text(int(client.stats().get("bytes_limit", 0)))}
         return {"device": name, "kind": client.kind, "facts": facts, "engines": states}
     except SmeltError as error:

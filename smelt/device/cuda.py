@@ -155,12 +155,13 @@ class Cuda(Device):
 
     def missing(self) -> str | None:
         """Code that is compiled already needs the driver alone."""
-        why = cuda_driver.missing() or cuda_compile.missing()
-        return why or explain_version(cuda_driver.version(), cuda_compile.version_numbers()[0])
+        why = self.missing_driver() or cuda_compile.missing()
+        why = why or explain_version(cuda_driver.version(), cuda_compile.version_numbers()[0])
+        return why or cuda_compile.missing_chip(cuda_driver.capability(self.number))
 
     def missing_driver(self) -> str | None:
         """Why no code can run here, with the remedy."""
-        return cuda_driver.missing()
+        return cuda_driver.missing(self.number)
 
     @property
     def driver(self) -> Any:
@@ -168,7 +169,7 @@ class Cuda(Device):
 
     @property
     def model(self) -> str:
-        return self.driver.name if cuda_driver.missing() is None else "no NVIDIA GPU"
+        return self.driver.name if self.missing_driver() is None else "no NVIDIA GPU"
 
     @property
     def count(self) -> int:

@@ -31,6 +31,15 @@ def missing() -> str | None:
     return None
 
 
+def missing_chip(capability: tuple[int, int]) -> str | None:
+    """Why nothing can be compiled for a chip: it is newer than NVRTC."""
+    api, (major, minor) = _api(), capability
+    known = _check(api, api.nvrtcGetSupportedArchs(), "asking for the chips")
+    if 10 * major + minor in known:
+        return None
+    return f"{version()} makes no code for sm_{major}{minor}: pip install --upgrade nvidia-cuda-nvrtc"
+
+
 def version() -> str:
     """NVRTC's version."""
     return "NVRTC {}.{}".format(*version_numbers())

@@ -10,13 +10,22 @@ import ctypes
 import sys
 import threading
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 
 from smelt.buffer import bytes_text
-from smelt.device.cuda_errors import DRIVER, FATAL, explain, explain_setup, explain_version, lost_device, short_name
+from smelt.device.cuda_errors import (
+    DRIVER,
+    FATAL,
+    explain,
+    explain_capability,
+    explain_setup,
+    explain_version,
+    lost_device,
+    short_name,
+)
 from smelt.device.cuda_queue import CudaQueue, Event
 from smelt.device.order import Queues
 from smelt.device.pinned import BUFFERS, CHUNK, Ring
@@ -29,8 +38,8 @@ UNTIMED = 2  # a flag of events
 ALWAYS = 48 << 10  # bytes of shared memory that a launch may take without asking
 
 
-def missing() -> str | None:
-    """Why no device of this kind can be used here, with the remedy; None where one can."""
+def missing(number: int = 0) -> str | None:
+    """Why this device cannot be used here, with the remedy; None where it can."""
     try:
         from cuda.bindings import driver as api
     except ImportError:
@@ -43,7 +52,23 @@ def missing() -> str | None:
         return f"no NVIDIA driver: {DRIVER}"
     if status != api.CUresult.CUDA_SUCCESS:
         return explain_setup(status)
-    return explain_version(version()) or (None if count() else f"no NVIDIA GPU: {DRIVER}")
+    why = explain_version(version()) or (None if count() else f"no NVIDIA GPU: {DRIVER}")
+    if why is None and number >= count():
+        return f"no such CUDA device: there is cuda:{count() - 1}, and none after it"
+    return why or explain_capability(capability(number))
+
+
+def capability(number: int) -> tuple[int, int]:
+    """The compute capability of a device, which is not opened."""
+    api = _api()
+    device, major, minor = (
+        _check(api.cuDeviceGet(number), "finding the device"),
+        api.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+        api.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+    )
+    asked = (_check(api.cuDeviceGetAttribute(each, device), "asking for an attribute") for each in (major, minor))
+    first, second = map(int, asked)
+    return first, second
 
 
 def version() -> int:
@@ -90,11 +115,9 @@ class CudaDriver:
     """One GPU. Calls may come from any thread."""
 
     def __init__(self, number: int = 0) -> None:
-        why = missing()
+        why = missing(number)
         if why is not None:
             raise DeviceError("no CUDA device", got=why, remedy='device="cpu"')
-        if number >= count():
-            raise DeviceError("no such CUDA device", expected=f"cuda:0 … cuda:{count() - 1}", got=f"cuda:{number}")
         self.number = number
         self.lost: SmeltError | None = None  # how
         self.api = api = _api()
@@ -152,9 +175,9 @@ class CudaDriver:
         wanted = getattr(self.api.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
         return int(self.check(self.api.cuDeviceGetAttribute(wanted, self._device), "asking for an attribute"))
 
-    @property
+    @cached_property
     def capability(self) -> tuple[int, int]:
-        return self.attribute("COMPUTE_CAPABILITY_MAJOR"), self.attribute("COMPUTE_CAPABILITY_MINOR")
+        return capability(self.number)
 
     @property
     def memory(self) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from smelt.errors import DeviceError, RunError, SmeltError
 
 DRIVER = "install NVIDIA's driver, or run on a machine that has one"
 OLDEST = 12000  # CUDA 12.0: the first driver that has every call that is made here
+FIRST = 8, 0  # the first compute capability that has every instruction of the kernels
 # The context is lost after these: nothing more runs on the device in this process, and arrays there are gone.
 FATAL = {
     "ILLEGAL_ADDRESS": "a kernel used memory that is not its own",
@@ -78,6 +79,14 @@ def explain_version(version: int, compiler: int | None = None) -> str | None:
             f'update the driver, or pip install "nvidia-cuda-nvrtc<{version // 1000 + 1}"'
         )
     return None
+
+
+def explain_capability(here: tuple[int, int]) -> str | None:
+    """Why a GPU is too old, with the remedy; None where it is not."""
+    if here >= FIRST:
+        return None
+    chip, first = ("sm_{}{}".format(*each) for each in (here, FIRST))
+    return f'the GPU is an {chip}, smelt\'s kernels need {first} or later: XLA runs on it (pip install "smelt[gpu]")'
 
 
 def explain(name: str, what: str) -> SmeltError:

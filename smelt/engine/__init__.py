@@ -19,6 +19,7 @@ from smelt.mesh import Mesh
 
 log = logging.getLogger("smelt")
 
+REFERENCE = "engine='reference'"  # the remedy of the native engine, which knows no other engines
 # In the order in which `auto` tries them on the CPU.
 ENGINES: tuple[Engine[Program], ...] = (NativeEngine(), PjrtEngine(), ReferenceEngine())
 
@@ -76,13 +77,13 @@ def compile_with_first(
     """
     if engine_name != "auto":
         chosen = platform(device, engine_name).engine
-        return chosen, _attempt(chosen, attempt)
+        return chosen, _attempt(chosen, attempt, device)
     known = engines(device)
     *better, last = [each for each in known if each.missing() is None] or [platform(device).engine]
     refused: list[str] = [f"{each.name}: {each.missing()}" for each in known if each.missing() is not None]
     for engine in better:
         try:
-            made = _attempt(engine, attempt)
+            made = _attempt(engine, attempt, device)
         except UnsupportedError as error:
             refused.append(f"{engine.name}: {_line(error)}")
             continue
@@ -91,19 +92,30 @@ def compile_with_first(
         return engine, made
     if last is not known[0]:
         _tell(last, refused)
-    return last, _attempt(last, attempt)
+    return last, _attempt(last, attempt, device)
 
 
-def _attempt(engine: Engine[Program], attempt: Callable[[Engine[Program]], Executable]) -> Executable:
+def _attempt(engine: Engine[Program], attempt: Callable[[Engine[Program]], Executable], device: str) -> Executable:
     """Call `attempt` with an engine. A bug of an engine is reported as such; `auto` does not fall back then."""
     try:
         return attempt(engine)
+    except UnsupportedError as error:
+        if error.own_remedy == REFERENCE and ReferenceEngine.name not in {each.name for each in engines(device)}:
+            error.own_remedy = _find_remedy(engine, device)
+        raise
     except (SmeltError, MemoryError):
         raise
     except Exception as error:
         error.add_note(f"a bug of smelt: the {engine.name} engine failed on a valid program; please report it")
         error.add_note("until it is fixed, try engine='reference'")
         raise
+
+
+def _find_remedy(refusing: Engine[Program], device: str) -> str:
+    """What else may run a program that an engine of a device refuses."""
+    others = [(each.name, each.missing()) for each in engines(device) if each.name != refusing.name]
+    ready = [f"engine='{name}'" for name, why in others if why is None]
+    return "; or ".join((*ready, "device='cpu'", *(f"{name}: {why}" for name, why in others if why is not None)))
 
 
 def _tell(engine: Engine[Program], refused: Sequence[str]) -> None:

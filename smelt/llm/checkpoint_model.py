@@ -166,8 +166,8 @@ def cache_type(checkpoint: Checkpoint, precision: str, on_processor: bool = True
 def _weight_bytes(checkpoint: Checkpoint, precision: str, device: str) -> int:
     """With "q8" and "fp8" blocks stay about as large as they are stored. The matrices of layers, but for experts, take
     a byte in fp8 where the device multiplies it; elsewhere it is widened."""
-    kept = precision in ("q8", "fp8")
-    narrow = precision == "fp8" and FP8 in find_device(device).target().features
+    kept, here = precision in ("q8", "fp8"), find_device(device)
+    narrow = precision == "fp8" and here.missing() is None and FP8 in here.target().features
     wide = 2 if precision == "bf16" else 4
 
     def is_fp8(name: str) -> bool:

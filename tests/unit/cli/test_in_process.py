@@ -412,12 +412,20 @@ def test_an_audit_log_is_verified(monkeypatch: pytest.MonkeyPatch, capsys: Outpu
 
 def test_devices_through_xla(monkeypatch: pytest.MonkeyPatch) -> None:
     client = SimpleNamespace(devices=2, kind="TPU v9", stats=lambda: {"bytes_limit": 1 << 30})
-    monkeypatch.setattr(pjrt, "client", lambda name: client)
-    assert devices._through_xla("tpu", {"pjrt": None}) == {
-        "device": "tpu", "kind": "TPU v9", "facts": {"devices": 2, "memory": "1 GiB"}, "engines": {"pjrt": None},
-    }  # fmt: skip
+    asked: list[tuple[str, int]] = []
 
-    def fail(name: str) -> Any:
+    def find(name: str, number: int) -> Any:
+        asked.append((name, number))
+        return client
+
+    monkeypatch.setattr(pjrt, "client", find)
+    for name in ("tpu", "tpu:3"):
+        assert devices._through_xla(name, {"pjrt": None}) == {
+            "device": name, "kind": "TPU v9", "facts": {"devices": 2, "memory": "1 GiB"}, "engines": {"pjrt": None},
+        }  # fmt: skip
+    assert asked == [("tpu", 0), ("tpu", 3)]
+
+    def fail(name: str, number: int) -> Any:
         raise DeviceError("no plug-in", got="nothing", remedy="x")
 
     monkeypatch.setattr(pjrt, "client", fail)
