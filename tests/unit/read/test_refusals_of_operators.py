@@ -367,8 +367,6 @@ OTHERS = [
         "f32[1,18,2,2]", version=22),
     row(ShapeError, "DeformConv: attribute 'kernel_shape'", "DeformConv", IMAGE, "f32[3,2,3,3]", "f32[1,18,2,2]",
         kernel_shape=[2, 3], version=22),
-    row(UnsupportedError, "RoiAlign: attribute 'sampling_ratio' = 0 with too many boxes", "RoiAlign", IMAGE,
-        np.zeros((257, 4), np.float32), np.zeros(257, np.int64)),
     row(ParseError, "'ngram_counts'", "TfIdfVectorizer", "i64[4]", mode="TF", min_gram_length=1, max_gram_length=1,
         max_skip_count=0, ngram_counts=[0, 2], ngram_indexes=[0], pool_int64s=[1]),
     *(row(UnsupportedError, "TfIdfVectorizer of this size", "TfIdfVectorizer", "i64[4]", mode="TF", min_gram_length=1,
