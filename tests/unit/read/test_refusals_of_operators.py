@@ -85,8 +85,6 @@ INDICES = [
     row(ShapeError, "RMSNormalization: a parameter does not fit", "RMSNormalization", "f32[2,1]", FOUR, version=23),
     row(UnsupportedError, "NonZero of a scalar", "NonZero", "f32[]"),
     row(ShapeError, "Compress: condition must be a vector", "Compress", "f32[2]", "bool[2,1]"),
-    row(UnsupportedError, "Unique over slices of this size", "Unique", "f32[2,257]", axis=0),
-    row(StaticError, "Unique over slices of this size", "Unique", "f32[2,N]", axis=0),
     row(ShapeError, "SplitToSequence: the parts do not make up the whole", "SplitToSequence", "f32[4]", i64(1, 2)),
     row(StaticError, "SplitToSequence of a size that is not fixed", "SplitToSequence", "f32[N]"),
     row(UnsupportedError, "a sequence is needed here", "SequenceLength", "f32[4]"),

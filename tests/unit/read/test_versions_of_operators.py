@@ -308,6 +308,32 @@ def test_resizing_to_sizes_with_coordinates_between_elements(mode: str, size: in
     same(found, onnx_oracle.session(path).run(None, {"x0": image}))
 
 
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("sorted", [0, 1])
+@pytest.mark.parametrize(("sizes", "axis"), [((6, 9), 0), ((5, 300), 0), ((3, 4, 20), 1), ((40,), None), ((7, 0), 0)])
+def test_unique_slices_of_any_size(
+    sizes: tuple[int, ...], axis: int | None, sorted: int, symbolic: bool, tmp_path: Path
+) -> None:
+    x = RNG.integers(0, 2, sizes).astype(np.float32)
+    if axis is not None:
+        x = np.take(x, RNG.integers(0, 3, sizes[axis]), axis)
+    attrs = {"outputs": 4, "sorted": sorted} | ({} if axis is None else {"axis": axis})
+    found = run(tmp_path, "Unique", 11, [x], attrs, symbolic)[2]
+    values, first, back, counts = np.unique(x, True, True, True, axis=axis)
+    if not sorted:
+        order = np.argsort(first)
+        values, first, counts = np.take(values, order, axis or 0), first[order], counts[order]
+        back = np.argsort(order)[back]
+    same(found, [values, first, back.reshape(-1), counts])
+
+
+def test_unique_of_many_elements_and_of_none(tmp_path: Path) -> None:
+    """The work is not quadratic; a dynamic size may turn out as 0."""
+    for x in (RNG.integers(0, 5000, 20_000).astype(np.float32), np.zeros(0, np.float32)):
+        found = run(tmp_path, "Unique", 11, [x], {"outputs": 4}, True)[2]
+        same(found, list(np.unique(x, True, True, True)))
+
+
 # ---- random numbers: in their bounds, with the moments that the standard says ----
 
 MANY = 20_000
