@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import smelt
+from smelt.dtype import Array
 from smelt.errors import ShapeError
 from tests.unit.read.peer import node_model, ours, same, theirs
 
@@ -66,7 +67,7 @@ def test_roi_align_with_samples_for_every_pixel(tmp_path: Path, seed: int, mode:
     attributes = {"output_height": 4, "output_width": 3, "mode": mode, "coordinate_transformation_mode": transform}
     model = node_model("RoiAlign", [x, rois, batch], [1], attributes, symbolic=[(2, 3), (0,), (0,)])
     for count in (300, 1, 0):
-        given = {"x0": x, "x1": rois[:count], "x2": batch[:count]}
+        given: dict[str, Array] = {"x0": x, "x1": rois[:count], "x2": batch[:count]}
         have, want = ours(model, given, tmp_path)[0][0], theirs(model, given)[0]
         np.testing.assert_allclose(have, want, rtol=1e-4, atol=2e-5)
 

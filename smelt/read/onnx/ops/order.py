@@ -159,7 +159,8 @@ def _order_of_rows(g: Graph, rows: Value, places: Value) -> Value:
                 less = r.or_(r.compare(a, b, comparison_direction="LT"), r.and_(same, less))
             return less
 
-        return g.sort((*keys, places), 0, before)[-1]
+        last: Value = g.sort((*keys, places), 0, before)[-1]
+        return last
     total = g.size(width)
 
     def iterate(r: RegionBuilder, args: tuple[Value, ...]) -> list[Value]:
