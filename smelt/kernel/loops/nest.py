@@ -407,7 +407,7 @@ class Nest:
         self.values = values | dict(zip(region.args, args, strict=True))
         self.pulled = {}  # the body's values depend on these arguments
         for value in _used_scalars(region) if len(region.ops) > DEEP else ():
-            self.pull(value, ())  # in order: Python's stack holds only so many ops that wait for their operands
+            self.pull(value, ())  # in order: Python's stack is too short for hundreds of ops that wait for operands
         results = tuple(self.pull(value, ()) for value in region.results)
         self.values, self.pulled = values, pulled
         return results
