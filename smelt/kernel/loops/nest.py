@@ -61,6 +61,7 @@ from smelt.kernel.tune.tunables import Tunables
 from smelt.shape import Shape
 from smelt.target import BASELINE, Target
 
+DEEP = 64  # ops of a body that may wait for one another
 C = TypeVar("C", bound=Schedule)
 Index = tuple[Expr, ...]
 Pull = Callable[["Nest", Op, int, Index], Expr]
@@ -405,6 +406,8 @@ class Nest:
         values, pulled = self.values, self.pulled
         self.values = values | dict(zip(region.args, args, strict=True))
         self.pulled = {}  # the body's values depend on these arguments
+        for value in _used_scalars(region) if len(region.ops) > DEEP else ():
+            self.pull(value, ())  # in order: Python's stack is too short for hundreds of ops that wait for operands
         results = tuple(self.pull(value, ()) for value in region.results)
         self.values, self.pulled = values, pulled
         return results
@@ -429,6 +432,17 @@ class Nest:
         while found.depth > depth and found.parent is not None and not found.fence:
             found = found.parent
         return found
+
+
+def _used_scalars(region: Region) -> list[Value]:
+    """The scalars that the results of a region are computed from, in order."""
+    used = set(region.results)
+    found = []
+    for op in reversed(region.ops):
+        if not used.isdisjoint(op.results):
+            used.update(op.operands)
+            found += [value for value in op.results if value in used and tensor(value).rank == 0]
+    return found[::-1]
 
 
 # ---- shapes and offsets ----

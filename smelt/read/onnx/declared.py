@@ -117,6 +117,12 @@ def type_text(proto: Any) -> str:
 
 def _port(port: Any, path: str | Path, sizes: Sequence[Size]) -> Port:
     tensor = port.type.tensor_type
+    if port.type.WhichOneof("value") is None:
+        raise UnsupportedError(
+            f"{path}: {port.name!r} has no type, and sizes that only a call shows",
+            expected="a declared type of each input and output",
+            remedy="onnx.shape_inference.infer_shapes(model) may find it; write the model again",
+        )
     if port.type.WhichOneof("value") != "tensor_type" or tensor.elem_type == STRING:
         raise UnsupportedError(f"{path}: {port.name!r} is no tensor of numbers", got=port.type.WhichOneof("value"))
     return Port(port.name, Shape.of(element_type(tensor.elem_type, f"{path}: {port.name!r}"), sizes))

@@ -71,3 +71,20 @@ def test_largest_elements(k: int, seed: int) -> None:
             args[0][0, : min(n, 4)] = [np.nan, -np.nan, -0.0, 0.0][: min(n, 4)]
         calls.append(args)
     assert disagreement(program, calls) == ""
+
+
+def test_a_comparator_of_many_operations(seed: int) -> None:
+    """Of a few hundred keys: each comparison waits for the one of the next key."""
+    keys = 300
+    f = FuncBuilder("main", [Shape("i8", 6)] * keys)
+    with f.region(*[Shape("i8")] * (2 * keys)) as r:
+        less = r.constant(False, "i1")
+        for i in reversed(range(keys)):
+            a, b = r.args[2 * i], r.args[2 * i + 1]
+            same = r.compare(a, b, comparison_direction="EQ")
+            less = r.or_(r.compare(a, b, comparison_direction="LT"), r.and_(same, less))
+        r.result(less)
+    program = Program.of(f.func(*f.sort(*f.args, dimension=0, is_stable=True, regions=[r.body])))
+    columns = np.random.default_rng(seed).integers(0, 2, (keys, 6)).astype(np.int8)
+    columns[: keys - 1, 3:] = columns[: keys - 1, :3]  # the last key decides
+    assert disagreement(program, [tuple(columns)]) == ""

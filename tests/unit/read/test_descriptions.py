@@ -8,6 +8,8 @@ import numpy as np
 import onnx
 import pytest
 
+import smelt
+from smelt.errors import UnsupportedError
 from smelt.read.onnx.graph import _describe, _short
 from smelt.read.onnx.items import Tensor
 
@@ -31,3 +33,14 @@ def test_inputs_and_attributes() -> None:
     x, w = (Tensor.constant(np.zeros(sizes, np.int64)) for sizes in ((1, 2), ()))
     assert _describe(node, [x, None, w], {"group": 2}) == "x: i64[1, 2], w: i64[], group=2"
     assert _describe(node, [], {}) == "no inputs"
+
+
+def test_an_output_without_a_type_of_a_model_that_compiles_at_its_first_call() -> None:
+    """Its sizes are inputs, so that only the declared types say what a call gives."""
+    ports = [onnx.helper.make_tensor_value_info("x", 1, ["n"]), onnx.helper.make_tensor_value_info("sizes", 7, [2])]
+    node = onnx.helper.make_node("Reshape", ["x", "sizes"], ["y"])
+    graph = onnx.helper.make_graph([node], "g", ports, [onnx.ValueInfoProto(name="y")])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    with pytest.raises(UnsupportedError, match="'y' has no type") as caught:
+        smelt.load(model.SerializeToString())
+    assert "infer_shapes" in str(caught.value)

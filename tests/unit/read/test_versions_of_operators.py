@@ -274,6 +274,66 @@ def test_resizing_of_dynamic_sizes(sizes: tuple[int, int], at: str, mode: str, t
     same(found, onnx_oracle.session(path).run(None, {"x0": image}))
 
 
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("scales", [(0.7, 0.9), (1.7, 0.3), (1.45, 0.35), (2.2, 0.6)])
+@pytest.mark.parametrize(
+    ("version", "attrs"),
+    [
+        (10, {"mode": "nearest"}),
+        (10, {"mode": "linear"}),
+        (13, {"mode": "linear"}),
+        (13, {"nearest_mode": "ceil"}),
+        (13, {"nearest_mode": "floor", "coordinate_transformation_mode": "asymmetric"}),
+        (13, {"nearest_mode": "round_prefer_floor", "coordinate_transformation_mode": "pytorch_half_pixel"}),
+    ],
+)
+def test_resizing_by_scales_that_f32_rounds(
+    version: int, attrs: dict[str, Any], scales: tuple[float, float], symbolic: bool, tmp_path: Path
+) -> None:
+    """10 by 0.7 are 7, and the coordinate 17 / 1.7 is 10, although f32 has neither scale."""
+    image = RNG.normal(size=(1, 1, 30, 40)).astype(np.float32)
+    inputs = [image, f32(1, 1, *scales)] if version == 10 else [image, None, f32(1, 1, *scales)]
+    path, _, found = run(tmp_path, "Resize", version, inputs, attrs, symbolic)
+    same(found, onnx_oracle.session(path).run(None, {"x0": image}))
+
+
+@pytest.mark.parametrize("size", [9, 11, 12, 14])
+@pytest.mark.parametrize("mode", ["floor", "ceil"])
+def test_resizing_to_sizes_with_coordinates_between_elements(mode: str, size: int, tmp_path: Path) -> None:
+    """Where f64 rounds to one side of a whole number, and f32 to the other."""
+    image = RNG.normal(size=(1, 1, 7, 57)).astype(np.float32)
+    attrs = {"mode": "nearest", "nearest_mode": mode, "coordinate_transformation_mode": "half_pixel"}
+    inputs = [image, None, None, i64(1, 1, size, 5 * size)]
+    path, _, found = run(tmp_path, "Resize", 13, inputs, attrs, True)
+    same(found, onnx_oracle.session(path).run(None, {"x0": image}))
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("sorted", [0, 1])
+@pytest.mark.parametrize(("sizes", "axis"), [((6, 9), 0), ((5, 300), 0), ((3, 4, 20), 1), ((40,), None), ((7, 0), 0)])
+def test_unique_slices_of_any_size(
+    sizes: tuple[int, ...], axis: int | None, sorted: int, symbolic: bool, tmp_path: Path
+) -> None:
+    x = RNG.integers(0, 2, sizes).astype(np.float32)
+    if axis is not None:
+        x = np.take(x, RNG.integers(0, 3, sizes[axis]), axis)
+    attrs = {"outputs": 4, "sorted": sorted} | ({} if axis is None else {"axis": axis})
+    found = run(tmp_path, "Unique", 11, [x], attrs, symbolic)[2]
+    values, first, back, counts = np.unique(x, True, True, True, axis=axis)
+    if not sorted:
+        order = np.argsort(first)
+        values, first, counts = np.take(values, order, axis or 0), first[order], counts[order]
+        back = np.argsort(order)[back]
+    same(found, [values, first, back.reshape(-1), counts])
+
+
+def test_unique_of_many_elements_and_of_none(tmp_path: Path) -> None:
+    """The work is not quadratic; a dynamic size may turn out as 0."""
+    for x in (RNG.integers(0, 5000, 20_000).astype(np.float32), np.zeros(0, np.float32)):
+        found = run(tmp_path, "Unique", 11, [x], {"outputs": 4}, True)[2]
+        same(found, list(np.unique(x, True, True, True)))
+
+
 # ---- random numbers: in their bounds, with the moments that the standard says ----
 
 MANY = 20_000

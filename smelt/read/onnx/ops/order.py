@@ -7,16 +7,20 @@ from typing import Any
 import numpy as np
 
 from smelt.dim import at_most, product
-from smelt.dtype import dtype, i1, i64
+from smelt.dtype import dtype, i64
 from smelt.errors import ShapeError, UnsupportedError
 from smelt.ir.attributes import ScatterDims
-from smelt.ir.build import Builder
+from smelt.ir.build import Builder, RegionBuilder
 from smelt.ir.core import Value
 from smelt.read.onnx.emit import axis_of
 from smelt.read.onnx.graph import Graph
 from smelt.read.onnx.items import Tensor
+from smelt.read.onnx.ops.control import element_at, inner_graph, while_loop
+from smelt.read.onnx.ops.reduce import running
 from smelt.read.onnx.registry import Sizes, onnx_op
 from smelt.shape import Shape
+
+_KEYS = 8  # columns that one sort compares
 
 # ---- order ----
 
@@ -115,27 +119,13 @@ def unique(g: Graph, X: Value, *, axis: int | None = None, sorted: int = 1) -> t
         return x, *(g.const(np.zeros(0, np.int64), i64) for _ in range(3))
     order = (place, *(i for i in range(x.shape.rank) if i != place))
     rows = g.reshape(g.transpose(x, order), (count, product(n for i, n in enumerate(x.shape.sizes) if i != place)))
-    width = rows.shape.sizes[1]
-    if not isinstance(width, int) or width > 256:
-        raise UnsupportedError("Unique over slices of this size", got=x.shape)
-    keys = [g.reshape(g.slice_axis(rows, 1, i, i + 1), (count,)) for i in range(width)]
-
-    def before(r: Builder, args: Any) -> Value:
-        less = r.constant(False, "i1")
-        for i in reversed(range(width)):
-            a, b = args[2 * i], args[2 * i + 1]
-            same = r.compare(a, b, comparison_direction="EQ")
-            less = r.or_(r.compare(a, b, comparison_direction="LT"), r.and_(same, less))
-        return less
-
     places = g.iota(i64, (count,), 0)
-    *ordered, source = g.sort((*keys, places), 0, before)
-    differs = g.full(False, Shape.of(i1, (count - 1,)))
-    for key in ordered:
-        ahead, behind = g.slice_axis(key, 0, 0, count - 1), g.slice_axis(key, 0, 1, count)
-        differs = g.binary("or", differs, g.compare(ahead, behind, "NE"))
-    starts = g.concat([g.full(True, Shape.of(i1, (1,))), differs], 0)  # where a new value begins
-    group = g.plus(_running_sum(g, g.convert(starts, i64)), -1)
+    source = _order_of_rows(g, rows, places)
+    ordered = g.take(rows, source, 0)
+    previous = g.take(ordered, g.binary("maximum", g.plus(places, -1), g.like(0, places)), 0)
+    differs = g.reduce(g.compare(ordered, previous, "NE"), (1,), "or", False)
+    starts = g.binary("or", differs, g.compare(places, g.like(0, places), "EQ"))  # where a new value begins
+    group = g.plus(running(g, g.convert(starts, i64), 0, "add", 0, False, False), -1)
     first_of_group = _scatter_groups(g, group, source, "minimum", (1 << 63) - 1)
     count_of_group = _scatter_groups(g, group, g.like(1, source), "add", 0)
     group_of_place = _put(g, source, group)
@@ -155,11 +145,36 @@ def _first_less(r: Builder, args: Any) -> Value:
     return r.compare(args[0], args[1], comparison_direction="LT")
 
 
-def _running_sum(g: Graph, x: Value) -> Value:
-    n = x.shape.sizes[0]
-    at, upto = (g.iota(i64, (n, n), axis) for axis in (0, 1))
-    spread = g.broadcast_in_dim(x, (n, n), (1,))
-    return g.sum(g.select(g.compare(upto, at, "LE"), spread, g.like(0, spread)), (1,))
+def _order_of_rows(g: Graph, rows: Value, places: Value) -> Value:
+    """The places of rows in lexicographic order; of equal rows the first comes first."""
+    width = rows.shape.sizes[1]
+    if isinstance(width, int) and width <= _KEYS:
+        keys = [g.reshape(g.slice_axis(rows, 1, i, i + 1), places.shape.sizes) for i in range(width)]
+
+        def before(r: Builder, args: Any) -> Value:
+            less = r.constant(False, "i1")
+            for i in reversed(range(width)):
+                a, b = args[2 * i], args[2 * i + 1]
+                same = r.compare(a, b, comparison_direction="EQ")
+                less = r.or_(r.compare(a, b, comparison_direction="LT"), r.and_(same, less))
+            return less
+
+        last: Value = g.sort((*keys, places), 0, before)[-1]
+        return last
+    total = g.size(width)
+
+    def iterate(r: RegionBuilder, args: tuple[Value, ...]) -> list[Value]:
+        """A stable sort by one column; the first column comes last."""
+        inner = inner_graph(g, r, args)
+        at, order = args
+        key = inner.take(element_at(inner, rows, at, 1), order, 0)
+        return [inner.plus(at, -1), inner.sort((key, order), 0, _first_less)[1]]
+
+    def test(r: RegionBuilder, args: tuple[Value, ...]) -> list[Value]:
+        return [r.compare(args[0], zero, comparison_direction="GE")]
+
+    zero = g.scalar(0, i64)
+    return while_loop(g, [g.plus(total, -1), places], test, iterate)[1]
 
 
 def _scatter_groups(g: Graph, group: Value, values: Value, op: str, start: int) -> Value:

@@ -5,12 +5,13 @@ For static sizes the indices and weights are computed at import; else the progra
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 
 import numpy as np
 
 from smelt.dim import Size, floordiv
-from smelt.dtype import Array, f32, f64, i64
+from smelt.dtype import Array, f32, i64
 from smelt.errors import ParseError, ShapeError, UnsupportedError
 from smelt.ir.core import Value
 from smelt.read.onnx.emit import axes_of
@@ -23,6 +24,8 @@ _COORDINATES = (
     "tf_half_pixel_for_nn",
 )  # fmt: skip
 _NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+_AWAY = "floor, or ceil where the axis shrinks"  # of version 10
+_SIMPLE = 1024  # denominators of scales
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +78,9 @@ def resize(
         bool(antialias),
         extrapolation_value,
     )
-    factors: list[float | None]
-    wanted: list[Size]
     given = None if scales is None or scales.shape.count == 0 else g.numbers(scales, "scales").reshape(-1)
     if given is not None:
-        if len(given) != len(places):
-            raise ShapeError("Resize: one scale per axis", expected=len(places), got=len(given))
-        factors = [float(each) for each in given]
-        wanted = [_scale_size(X.shape.sizes[axis], float(each)) for axis, each in zip(places, factors, strict=True)]  # type: ignore[arg-type]
+        wanted, factors = _by_scales(X, places, given)
     elif sizes is not None and len(sizes) == len(places):
         wanted, factors = _by_sizes(X, places, list(sizes), keep_aspect_ratio_policy)
     else:
@@ -91,18 +89,29 @@ def resize(
     return _resize(g, X, places, wanted, factors, regions, plan)
 
 
+def _by_scales(x: Value, places: tuple[int, ...], scales: Array) -> tuple[list[Size], list[float | None]]:
+    if len(scales) != len(places):
+        raise ShapeError("Resize: one scale per axis", expected=len(places), got=len(scales))
+    sizes = [_scale_size(x.shape.sizes[axis], float(each)) for axis, each in zip(places, scales, strict=True)]
+    return sizes, [float(each) for each in scales]
+
+
 def _scale_size(size: Size, factor: float) -> Size:
+    """The resized size. Its product is rounded to f32, as in ONNX's shape inference: 10 elements by 0.7, which is a bit
+    less in f32, are 7."""
     if not 0 < factor < 1 << 24:
         raise ShapeError("Resize: impossible scales", expected="more than 0", got=factor)
     if isinstance(size, int):
-        return int(np.floor(size * factor))
-    if factor == int(factor):
-        return size * int(factor)
-    inverse = 1 / factor
-    if inverse == round(inverse):
-        return floordiv(size, int(inverse))
-    numerator, denominator = float(factor).as_integer_ratio()
-    return floordiv(size * numerator, denominator)
+        return int(np.floor(np.float32(size) * np.float32(factor)))
+    ratio = _simple_ratio(factor)
+    return floordiv(size * ratio.numerator, ratio.denominator)
+
+
+def _simple_ratio(factor: float) -> Fraction:
+    """The fraction that a scale of a dynamic dimension was meant to be: 7/10, not the f32 number beside it."""
+    exact = Fraction(factor)
+    simple = exact.limit_denominator(_SIMPLE)
+    return simple if np.float32(float(simple)) == np.float32(factor) else exact
 
 
 def _by_sizes(
@@ -146,8 +155,11 @@ def _resize(
     exact = plan.mode == "nearest"
     x = X if exact or (element.is_float and element.bits >= 32) else g.convert(X, f32)
     outside: list[tuple[int, Array]] = []
+    given = plan
     for axis, size, factor, region in zip(places, wanted, factors, regions, strict=True):
         own = x.shape.sizes[axis]
+        if given.nearest == _AWAY:
+            plan = replace(given, nearest="ceil" if factor is not None and factor < 1 else "floor")
         if size == own and (factor in (None, 1.0)) and plan.coordinates != "tf_crop_and_resize":
             continue
         repeat = _repeats(own, size, factor, plan)
@@ -203,7 +215,7 @@ def _fixed_axis(
         raise UnsupportedError("Resize to or from such a size", expected="1 to 16777216", got=f"{own} times {factor}")
     if size == 0:
         return g.slice_axis(x, axis, 0, 0)
-    at = coordinates_of(np.arange(size, dtype=np.float64), own, size, factor, region, plan)
+    at = coordinates_of(np.arange(size, dtype=np.float32), own, size, factor, region, plan).astype(np.float64)
     if plan.coordinates == "tf_crop_and_resize":
         flags = (at < 0) | (at > own - 1)
         if flags.any():
@@ -230,26 +242,30 @@ def _fixed_axis(
 
 
 def coordinates_of(out: Array, own: int, size: int, factor: float, region: tuple[float, float], plan: Plan) -> Array:
-    """The input coordinate of each output element."""
-    length = factor * own
+    """The input coordinate of each output element, in f32: its rounding decides about ties and edges, in onnxruntime,
+    too."""
+    kind = np.float32
+    before, after, scale = kind(own), kind(size), kind(factor)
+    length = after if own and scale == after / before else scale * before  # not rounded down
+    half = kind(0.5)
     match plan.coordinates:
         case "align_corners":
-            return out * 0.0 if length == 1 or size == 1 else out * (own - 1) / (length - 1)
+            return out * 0 if length == 1 or size == 1 else out * (before - 1) / (length - 1)
         case "asymmetric":
-            return out / factor
+            return out / scale
         case "tf_crop_and_resize":
-            begin, end = region
+            begin, end = map(kind, region)
             if length == 1 or size == 1:
-                return out * 0.0 + (begin + end) * (own - 1) / 2
-            return out * (end - begin) * (own - 1) / (length - 1) + begin * (own - 1)
+                return out * 0 + half * (begin + end) * (before - 1)
+            return begin * (before - 1) + out * (end - begin) * (before - 1) / (length - 1)
         case "pytorch_half_pixel":
-            return out * 0.0 if size == 1 else (out + 0.5) / factor - 0.5
+            return out * 0 if size == 1 else (out + half) / scale - half
         case "half_pixel_symmetric":
-            return own / 2 * (1 - size / length) + (out + 0.5) / factor - 0.5
+            return before / 2 * (1 - after / length) + ((out + half) / scale - half)
         case "tf_half_pixel_for_nn":
-            return (out + 0.5) / factor
+            return (out + half) / scale
         case _:
-            return (out + 0.5) / factor - 0.5
+            return (out + half) / scale - half
 
 
 def _nearest(at: Array, mode: str) -> Array:
@@ -302,19 +318,19 @@ def _open_axis(g: Graph, x: Value, axis: int, size: Size, factor: float | None, 
             got=x.shape,
         )
     own = x.shape.sizes[axis]
-    out = g.iota(f64, (size,), 0)
-    own_f, size_f = (g.convert(g.size(n), f64) for n in (own, size))
+    out = g.iota(f32, (size,), 0)
+    own_f, size_f = (g.convert(g.size(n), f32) for n in (own, size))
     if plan.coordinates == "align_corners":
         length = size_f if factor is None else g.times(own_f, factor)  # before it is rounded down
-        one = g.scalar(1, f64)
+        one = g.scalar(1, f32)
         last = g.select(g.compare(size_f, one, "EQ"), one, g.plus(length, -1))
         at = g.binary("divide", g.binary("multiply", out, g.plus(own_f, -1)), last)
     else:
-        scale = g.scalar(factor, f64) if factor is not None else g.binary("divide", size_f, own_f)
+        scale = g.scalar(factor, f32) if factor is not None else g.binary("divide", size_f, own_f)
         shift = 0.0 if plan.coordinates == "asymmetric" else 0.5
         at = g.plus(g.binary("divide", g.plus(out, shift), scale), -shift)
         if plan.coordinates == "pytorch_half_pixel":
-            at = g.choose(g.compare(size_f, g.scalar(1, f64), "EQ"), g.scalar(0, f64), at)
+            at = g.choose(g.compare(size_f, g.scalar(1, f32), "EQ"), g.scalar(0, f32), at)
     top = g.plus(own_f, -1)
     if plan.mode == "nearest":
         picked = _nearest_value(g, at, plan.nearest)
@@ -344,7 +360,7 @@ def _tap_weight(g: Graph, ratio: Value, tap: int, plan: Plan) -> Value:
 
 
 def _clamp(g: Graph, places: Value, top: Value) -> Value:
-    return g.convert(g.binary("minimum", g.binary("maximum", places, g.scalar(0, f64)), top), i64)
+    return g.convert(g.binary("minimum", g.binary("maximum", places, g.like(0, places)), top), i64)
 
 
 def _nearest_value(g: Graph, at: Value, mode: str) -> Value:
@@ -362,7 +378,12 @@ def _nearest_value(g: Graph, at: Value, mode: str) -> Value:
 
 @onnx_op("Resize", since=10)
 def resize_10(g: Graph, X: Value, scales: Tensor, *, mode: str = "nearest") -> Value:
-    return resize(g, X, None, scales, mode=mode, coordinate_transformation_mode="asymmetric", nearest_mode="floor")
+    if mode not in ("nearest", "linear"):
+        raise ParseError("Resize: attribute 'mode'", expected="nearest, linear", got=mode)
+    places = tuple(range(X.shape.rank))
+    wanted, factors = _by_scales(X, places, g.numbers(scales, "scales").reshape(-1))
+    plan = Plan(mode, "asymmetric", _AWAY, -0.75, False, False, 0.0)
+    return _resize(g, X, places, wanted, factors, [(0.0, 1.0)] * len(places), plan)
 
 
 @onnx_op("Upsample", since=9)

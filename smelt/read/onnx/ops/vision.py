@@ -216,12 +216,14 @@ def _reflect(g: Graph, place: Value, size: Size, align_corners: int) -> Value:
 
 # ---- RoiAlign ----
 
+_MOST_SAMPLES = 1 << 12  # along an axis of a cell
+
 
 @onnx_op("RoiAlign", since=10, ranks={"X": "4", "rois": "2", "batch_indices": "1"})
 def roi_align(
     g: Graph,
     X: Value,
-    rois: Tensor,
+    rois: Value,
     batch_indices: Value,
     *,
     coordinate_transformation_mode: str | None = None,
@@ -237,7 +239,8 @@ def roi_align(
         raise ParseError("RoiAlign: attribute 'coordinate_transformation_mode'", got=transform)
     if mode not in ("avg", "max"):
         raise ParseError("RoiAlign: attribute 'mode'", expected="avg or max", got=mode)
-    if not X.shape.element.is_float or rois.element != X.shape.element:
+    element = X.shape.element
+    if not element.is_float or rois.shape.element != element:
         raise ShapeError("RoiAlign: rois and X must have one float type", expected=X.shape, got=rois.shape)
     half = transform == "half_pixel"
     sizes = (output_height, output_width)
@@ -245,78 +248,117 @@ def roi_align(
         raise UnsupportedError(
             "RoiAlign: an output of this size", expected="1 to 2^24 samples", got=[*sizes, sampling_ratio]
         )
-    element = X.shape.element
     wide = f32 if element.bits < 32 else element  # a narrow type cannot tell coordinates apart
-    X, boxes = g.convert(X, wide), g.convert(g.value(rois), wide)
+    X, boxes = g.convert(X, wide), g.convert(rois, wide)
+    batch = g.convert(batch_indices, i64)
+    g.check_range(batch, X.shape.sizes[0], negative=False)
+    lows, lengths = _roi_extents(g, boxes, spatial_scale, half)
     if sampling_ratio > 0:
-        found = _roi_align(g, X, boxes, batch_indices, sizes, (sampling_ratio,) * 2, spatial_scale, half, mode)
-        return g.convert(found, element)
-    # As many samples as a box has pixels: the boxes must be known.
-    numbers = g.numbers(rois, "rois").astype(np.float64) * spatial_scale - (0.5 if half else 0.0)
-    if len(numbers) > 256:
-        raise UnsupportedError("RoiAlign: attribute 'sampling_ratio' = 0 with too many boxes", got=len(numbers))
-    parts = []
-    for i, (x1, y1, x2, y2) in enumerate(numbers):
-        height, width = y2 - y1, x2 - x1
-        if not half:
-            height, width = max(height, 1.0), max(width, 1.0)
-        samples = tuple(max(1, int(np.ceil(n / m))) for n, m in zip((height, width), sizes, strict=True))
-        box, batch = (g.slice_axis(v, 0, i, i + 1) for v in (boxes, batch_indices))
-        parts.append(_roi_align(g, X, box, batch, sizes, (samples[0], samples[1]), spatial_scale, half, mode))
-    return g.convert(g.concat(parts, 0), element)
+        found = _roi_samples(g, X, batch, lows, lengths, sizes, sampling_ratio, mode)
+    else:
+        found = _roi_adaptive_samples(g, X, batch, lows, lengths, sizes, mode)
+    return g.convert(found, element)
 
 
-def _roi_align(
-    g: Graph,
-    X: Value,
-    rois: Value,
-    batch: Value,
-    out: tuple[int, int],
-    samples: tuple[int, int],
-    scale: float,
-    half: bool,
-    mode: str,
-) -> Value:
-    count = rois.shape.sizes[0]
-    element = X.shape.element
+def _roi_extents(g: Graph, boxes: Value, scale: float, half: bool) -> tuple[list[Value], list[Value]]:
+    """Where boxes begin, and how far they reach, in pixels: [boxes] for the vertical axis and for the other."""
+    count = boxes.shape.sizes[0]
     x1, y1, x2, y2 = (
-        g.plus(g.times(g.reshape(g.slice_axis(rois, 1, i, i + 1), (count,)), scale), -0.5 if half else 0.0)
+        g.plus(g.times(g.reshape(g.slice_axis(boxes, 1, i, i + 1), (count,)), scale), -0.5 if half else 0.0)
         for i in range(4)
     )
+    lengths = [g.binary("subtract", high, low) for low, high in ((y1, y2), (x1, x2))]
+    if not half:
+        lengths = [g.binary("maximum", length, g.like(1, length)) for length in lengths]
+    return [y1, x1], lengths
+
+
+def _roi_samples(
+    g: Graph,
+    X: Value,
+    batch: Value,
+    lows: Sequence[Value],
+    lengths: Sequence[Value],
+    out: tuple[int, int],
+    samples: int,
+    mode: str,
+) -> Value:
+    """The same number of samples in every cell."""
     axes = []
-    for low, high, n, s in ((y1, y2, out[0], samples[0]), (x1, x2, out[1], samples[1])):
-        length = g.binary("subtract", high, low)
-        if not half:
-            length = g.binary("maximum", length, g.like(1, length))
-        steps = (np.arange(n * s).reshape(n, s) % s + 0.5) / s + np.arange(n)[:, None]
-        offsets = g.value(Tensor.constant((steps.reshape(-1) / n).astype(element.numpy)))
+    for low, length, n in zip(lows, lengths, out, strict=True):
+        steps = (np.arange(n * samples).reshape(n, samples) % samples + 0.5) / samples + np.arange(n)[:, None]
+        offsets = g.value(Tensor.constant((steps.reshape(-1) / n).astype(X.shape.element.numpy)))
         spread = g.binary("multiply", g.expand_dims(length, (1,)), g.expand_dims(offsets, (0,)))
-        axes.append(g.binary("add", spread, g.expand_dims(low, (1,))))  # [boxes, n * s]
-    images = g.take_checked(X, g.convert(batch, i64), 0)  # [boxes, channels, height, width]
-    height, width = axes[0].shape.sizes[1], axes[1].shape.sizes[1]
-    grid = [
-        g.broadcast_in_dim(axes[0], (count, height, width), (0, 1)),
-        g.broadcast_in_dim(axes[1], (count, height, width), (0, 2)),
-    ]
-    split = (count, X.shape.sizes[1], out[0], samples[0], out[1], samples[1])
-    corners = _roi_corners(g, images, grid)
+        axes.append(g.binary("add", spread, g.expand_dims(low, (1,))))  # [boxes, n * samples]
+    found = _roi_corners(g, X, batch, axes, "add" if mode == "avg" else "maximum")
+    split = (batch.shape.sizes[0], X.shape.sizes[1], out[0], samples, out[1], samples)
+    return (g.mean if mode == "avg" else g.max)(g.reshape(found, split), (3, 5))
+
+
+def _roi_adaptive_samples(
+    g: Graph,
+    X: Value,
+    batch: Value,
+    lows: Sequence[Value],
+    lengths: Sequence[Value],
+    out: tuple[int, int],
+    mode: str,
+) -> Value:
+    """As many samples in a cell as it has pixels. One iteration takes the next sample of every cell, until the boxes
+    with the most samples have all. Boxes without samples give 0."""
+    element = X.shape.element
+    most = g.scalar(_MOST_SAMPLES, element)
+    cells = [g.times(length, 1 / n) for length, n in zip(lengths, out, strict=True)]
+    parts = []
+    for length, n in zip(lengths, out, strict=True):
+        pixels_of_cell = g.unary("ceil", g.binary("divide", length, g.like(n, length)))
+        held = g.binary("minimum", pixels_of_cell, g.broadcast_to(most, length.shape.sizes))
+        parts.append(g.convert(g.binary("maximum", held, g.like(0, held)), i64))
+    number = g.binary("multiply", *parts)  # [boxes]
+    total = g.reduce(number, (0,), "maximum", 0)
+    shape = (batch.shape.sizes[0], X.shape.sizes[1], *out)
+    function, start = ("add", 0.0) if mode == "avg" else ("maximum", -math.inf)
+
+    def iterate(r: RegionBuilder, args: tuple[Value, ...]) -> list[Value]:
+        inner = inner_graph(g, r, args)
+        at, before = args
+        turn = inner.broadcast_to(at, number.shape.sizes)
+        across = inner.binary("maximum", parts[1], inner.like(1, parts[1]))
+        row = inner.binary("divide", turn, across)
+        column = inner.binary("subtract", turn, inner.binary("multiply", row, across))
+        axes = []
+        for low, cell, count, place, n in zip(lows, cells, parts, (row, column), out, strict=True):
+            many = inner.binary("maximum", inner.convert(count, element), inner.like(1, cell))
+            step = inner.binary("divide", inner.plus(inner.convert(place, element), 0.5), many)
+            steps = inner.binary("add", inner.expand_dims(step, (1,)), inner.iota(element, (1, n), 1))
+            spread = inner.binary("multiply", inner.expand_dims(cell, (1,)), steps)
+            axes.append(inner.binary("add", spread, inner.expand_dims(low, (1,))))  # [boxes, n]
+        found = _roi_corners(inner, X, batch, axes, function)
+        live = inner.along(inner.compare(turn, number, "LT"), 4, 0)
+        after = inner.select(inner.broadcast_to(live, shape), inner.binary(function, before, found), before)
+        return [inner.plus(at, 1), after]
+
+    def test(r: RegionBuilder, args: tuple[Value, ...]) -> list[Value]:
+        return [r.compare(args[0], total, comparison_direction="LT")]
+
+    first = g.broadcast_to(g.scalar(start, element), shape)
+    found = while_loop(g, [g.scalar(0, i64), first], test, iterate)[1]
     if mode == "avg":
-        total = corners[0]
-        for corner in corners[1:]:
-            total = g.binary("add", total, corner)
-        return g.mean(g.reshape(total, split), (3, 5))
-    greatest = corners[0]
-    for corner in corners[1:]:
-        greatest = g.binary("maximum", greatest, corner)
-    return g.max(g.reshape(greatest, split), (3, 5))
+        divisor = g.convert(g.binary("maximum", number, g.like(1, number)), element)
+        return g.binary("divide", found, g.along(divisor, 4, 0))
+    some = g.along(g.compare(number, g.like(0, number), "GT"), 4, 0)
+    return g.choose(some, found, g.scalar(0, element))
 
 
-def _roi_corners(g: Graph, x: Value, places: Sequence[Value]) -> list[Value]:
-    """The four weighted neighbours of each sample; samples more than a pixel outside are 0."""
+def _roi_corners(g: Graph, X: Value, batch: Value, axes: Sequence[Value], function: str) -> Value:
+    """[boxes, channels, height, width]: the sum, or the greatest, of the four weighted neighbours of each sample, whose
+    coordinates are [boxes, height] and [boxes, width]. Samples more than a pixel outside are 0."""
+    sizes = (batch.shape.sizes[0], axes[0].shape.sizes[1], axes[1].shape.sizes[1])
+    image = g.broadcast_in_dim(batch, sizes, (0,))
     low, high, ratio, valid = [], [], [], None
-    for place, size in zip(places, x.shape.sizes[2:], strict=True):
-        element = place.shape.element
-        end = g.broadcast_to(g.convert(g.size(size), element), place.shape.sizes)
+    for i, (axis, size) in enumerate(zip(axes, X.shape.sizes[2:], strict=True)):
+        place = g.broadcast_in_dim(axis, sizes, (0, i + 1))
+        end = g.broadcast_to(g.convert(g.size(size), place.shape.element), sizes)
         last = g.plus(end, -1)
         inside = g.binary("and", g.compare(place, g.like(-1, place), "GE"), g.compare(place, end, "LE"))
         valid = inside if valid is None else g.binary("and", valid, inside)
@@ -326,12 +368,19 @@ def _roi_corners(g: Graph, x: Value, places: Sequence[Value]) -> list[Value]:
         high.append(g.binary("minimum", g.plus(floor, 1), last))
         ratio.append(g.binary("subtract", held, floor))
     assert valid is not None
-    found = []
+    found: Value | None = None
     for corner in combinations((0, 1), repeat=2):
         weight = _corner_weight(g, ratio, corner)
         weight = g.select(valid, weight, g.like(0, weight))
-        value = pixels(g, x, [high[i] if bit else low[i] for i, bit in enumerate(corner)])
-        found.append(g.binary("multiply", value, g.expand_dims(weight, (1,))))
+        places = [image, *(high[i] if bit else low[i] for i, bit in enumerate(corner))]
+        at = g.concat([g.expand_dims(g.convert(place, i64), (3,)) for place in places], 3)
+        dims = GatherDims(
+            offset_dims=(1,), collapsed_slice_dims=(0, 2, 3), start_index_map=(0, 2, 3), index_vector_dim=3
+        )
+        value = g.gather(X, at, dims, (1, X.shape.sizes[1], 1, 1))
+        term = g.binary("multiply", value, g.expand_dims(weight, (1,)))
+        found = term if found is None else g.binary(function, found, term)
+    assert found is not None
     return found
 
 
