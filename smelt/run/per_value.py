@@ -16,9 +16,11 @@ from smelt.bundle.stored import StoredModel, StoredProgram, to_stored
 from smelt.dtype import Array
 from smelt.engine_api import Closing, Compiling, Executable, KernelUse, Signature, Trimmable
 from smelt.errors import MemoryLimitError, RunError, SizeError, UnsupportedError
+from smelt.run.executable import NativeExecutable
 from smelt.stop import Stop
 
 if TYPE_CHECKING:
+    from smelt.device.api import Device
     from smelt.weights import Weights
 
 LIMIT = 16  # programs
@@ -258,6 +260,11 @@ class DynamicSizes(Closing):
         self._fixed = fixed
         self._store_general = store_general
         self.signature = dynamic.signature
+
+    @property
+    def device(self) -> Device | None:
+        """Of the native engine; None on others."""
+        return self._dynamic.device if isinstance(self._dynamic, NativeExecutable) else None
 
     @property
     def kernels(self) -> tuple[KernelUse, ...]:

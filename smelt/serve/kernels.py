@@ -17,6 +17,9 @@ from smelt.engine.profile import Event, Profiled, Step
 from smelt.engine.signature import signature_of
 from smelt.errors import UnsupportedError
 from smelt.model import LoadedModel, read
+from smelt.passes.quantise import with_precision
+from smelt.run.executable import NativeExecutable
+from smelt.run.per_value import DynamicSizes
 from smelt.serve.config import ModelConfig
 from smelt.stop import Cancel, Stop
 
@@ -45,8 +48,10 @@ class SampledModel:
         program, weights = read(path, config.static or None)
         own = signature_of(program.main)
         self._inputs, self._outputs = ([each.name for each in side] for side in (own.inputs, own.outputs))
-        device = find_device(config.device)
-        self._profiled = Profiled(program, weights, device.target())
+        executable = model.executable
+        placed = executable.device if isinstance(executable, NativeExecutable | DynamicSizes) else None
+        device = placed or find_device(config.device)
+        self._profiled = Profiled(with_precision(program, config.precision or "f32"), weights, device.target())
         meter = device.meter()
         meter.probe_ends()
         self._peaks = meter.peaks()

@@ -44,6 +44,8 @@ from smelt.llm.step import step_program
 from smelt.passes.lower_blocks import round_activations
 from smelt.run.executable import NativeExecutable
 from smelt.run.load import every_code
+from smelt.serve.config import ModelConfig
+from smelt.serve.kernels import SampledModel
 from smelt.shape import Shape
 from smelt.target import Target, tile_shape
 from smelt.weights import Weights
@@ -781,6 +783,19 @@ def test_profile(emulated: EmulatedCuda, tmp_path: Path) -> None:
     assert len(events) == sum(each["launches"] for each in kernels)
     assert all(a["ts"] + a["dur"] <= b["ts"] + 1e-3 for a, b in itertools.pairwise(events))
     assert "<svg" in svg.read_text()
+
+
+def test_sampled_calls_of_a_server_run_where_the_model_does(emulated: EmulatedCuda) -> None:
+    """Also where `device="auto"` chose the GPU."""
+    pixels = {"pixels": np.random.default_rng(3).random((2, 64), np.float32)}
+    with smelt.load(DIGITS, device="cuda", engine="native") as model:
+        sampled = SampledModel("digits", Path(DIGITS), ModelConfig(kernel_spans=1), model)
+        before = emulated.emulated.launches
+        found = sampled(pixels, None, None)["probabilities"]
+        assert emulated.emulated.launches > before
+        assert sampled.take_kernels()
+        np.testing.assert_array_equal(found, model(**pixels)["probabilities"])
+        sampled.close()
 
 
 def test_profile_of_loops_and_of_sizes_that_data_gives(emulated: EmulatedCuda) -> None:

@@ -95,13 +95,14 @@ def test_a_call_over_grpc_has_the_same_spans() -> None:
     assert (failed.attributes["rpc.method"], failed.attributes["error.type"]) == ("ModelInfer", "NotFoundError")
 
 
-def test_one_call_in_some_has_spans_of_its_kernels() -> None:
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+def test_one_call_in_some_has_spans_of_its_kernels(precision: str) -> None:
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
     kept = InMemorySpanExporter()
     data = np.random.default_rng(0).random((2, 64)).astype(np.float32).reshape(-1).tolist()
     asked = {"inputs": [{**PIXELS["inputs"][0], "data": data}]}
-    with serving(model(DIGITS, engine="native", kernel_spans=2)) as client:
+    with serving(model(DIGITS, engine="native", precision=precision, kernel_spans=2)) as client:
         client.app.journal.tracing = Tracing(kept)
         answers = [client.post("/v2/models/digits/infer", asked).json for _ in range(4)]
         client.app.journal.tracing._provider.force_flush()
