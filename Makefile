@@ -42,6 +42,7 @@ FUZZED ?= 100000
 test-all: $(DEV) ## every test for every target, emulators, long fuzz runs; FUZZED=100000: how many cases
 	@$(BIN)/python -m pytest $(ARGS)
 	@$(BIN)/python tests/targets.py --all $(ARGS)
+	@SMELT_CUDA_TESTS=races $(BIN)/python -m pytest tests/cuda $(ARGS)
 	@$(BIN)/python tests/edge.py
 	@$(BIN)/python tests/hostile/endure.py --count $(FUZZED) --seed $(SEED) --jobs 2
 	@$(BIN)/python tests/hostile/bundle_fuzz.py --count $(FUZZED) --seed $(SEED)

@@ -1,5 +1,5 @@
-"""`emulated`: the device `cuda` without a GPU, for one test. With SMELT_CUDA_TESTS=gpu it is the first GPU,
-with SMELT_CUDA_TESTS=races it finds races of threads, blocks and launches."""
+"""`emulated`: the device `cuda` without a GPU, for one test. With SMELT_CUDA_TESTS=gpu it is the first GPU.
+For tests marked `races`, and with SMELT_CUDA_TESTS=races for all, it finds races of threads, blocks and launches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from smelt.device import registry
-from tests.cuda.emulated import EmulatedCuda, compiler
+from tests.cuda.emulated import EmulatedCuda, can_find_races, compiler
 
 
 class _Gpu:
@@ -26,13 +26,14 @@ class _Gpu:
 
 
 @pytest.fixture
-def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def emulated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     if os.environ.get("SMELT_CUDA_TESTS") == "gpu":
         yield _Gpu(registry.find_device("cuda"))
         return
     if compiler() is None:
         pytest.skip("no C++ compiler: pip install ziglang")
-    device = EmulatedCuda(races=os.environ.get("SMELT_CUDA_TESTS") == "races")
+    wanted = request.node.get_closest_marker("races") or os.environ.get("SMELT_CUDA_TESTS") == "races"
+    device = EmulatedCuda(races=bool(wanted) and can_find_races())
     monkeypatch.setitem(registry.KINDS, "cuda", lambda: device)
     registry.find_device.cache_clear()
     yield device

@@ -52,6 +52,11 @@ def compiler() -> list[str] | None:
     return [sys.executable, "-m", "ziglang", "c++"]
 
 
+def can_find_races() -> bool:
+    """Whether there is the compiler whose instrumentation `races.h` takes."""
+    return compiler() == ["g++"]
+
+
 def compile_emulated(text: str, machine: str = "sm_90", *, races: bool = False) -> bytes:
     """The text as a library with one function `emulate_NAME(blocks, threads, arguments)` for each kernel. `races`: it
     finds unordered accesses to the same memory (`races.h`)."""
@@ -59,7 +64,7 @@ def compile_emulated(text: str, machine: str = "sm_90", *, races: bool = False) 
     text = text.replace("extern __shared__ __align__(1024) char smelt_shared[];", shared)
     text = text.replace("#define SMELT_AWAIT()\n", "#define SMELT_AWAIT() await_launches()\n")
     text = SHARED.sub(count_arrays, text)
-    flags = (*FLAGS, "-DSMELT_WGMMA") if machine == "sm_90" else FLAGS
+    flags: tuple[str, ...] = (*FLAGS, "-DSMELT_WGMMA") if machine == "sm_90" else FLAGS
     calls = []
     pieces = FUNCTION.split(text)
     for cluster, name, parameters, body in zip(*(pieces[i::4] for i in range(1, 5)), strict=True):
@@ -80,8 +85,8 @@ def compile_emulated(text: str, machine: str = "sm_90", *, races: bool = False) 
         source.write_text("\n".join([HEADER.read_text(), text, *calls]))
         if races:  # instrumented code, linked without the runtime of a sanitizer
             source, whole = Path(folder, "kernels.o"), source
-            flags = (*flags, f"-I{HEADER.parent}", "-DSMELT_RACES", *RACES, "-c")
-            subprocess.run([*command, *flags, "-o", source, whole], check=True)
+            watched = (*flags, f"-I{HEADER.parent}", "-DSMELT_RACES", *RACES, "-c")
+            subprocess.run([*command, *watched, "-o", source, whole], check=True)
             flags = ("-shared",)
         done = subprocess.run([*command, *flags, "-o", made, source], capture_output=True, text=True, check=False)
         if done.returncode:
@@ -102,7 +107,9 @@ def locate(report: str, code: bytes) -> str:
     with tempfile.NamedTemporaryFile(suffix=".so") as file:
         file.write(code)
         file.flush()
-        shown = subprocess.run(["addr2line", "-s", "-e", file.name, *places], capture_output=True, text=True, check=True)
+        shown = subprocess.run(
+            ["addr2line", "-s", "-e", file.name, *places], capture_output=True, text=True, check=True
+        )
     lines = dict(zip(places, shown.stdout.split("\n"), strict=False))
     return re.sub(r"at ([0-9a-f]+)\)", lambda found: f"{lines[found[1]]})", report)
 
@@ -132,7 +139,7 @@ class EmulatedDriver:
         with tempfile.NamedTemporaryFile(suffix=".so") as file:
             file.write(code)
             file.flush()
-            found = ctypes.CDLL(file.name)
+            found: Any = ctypes.CDLL(file.name)
             found.code = code
             return found
 

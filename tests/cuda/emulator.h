@@ -53,7 +53,7 @@ static unsigned *snapshot(void) { return 0; }
 static int begin_engine(const void *, unsigned *, int) { return 0; }
 static void publish(void) {}
 static int acting;
-static bool by_tensor_cores;
+static bool by_tensor_cores, copying;
 #endif
 
 // What is under way, the oldest first. (The compiler takes longer to read <vector> than all of this file.)
@@ -282,8 +282,10 @@ static void smelt_cluster_write(float *to, int block, float x) {
 struct smelt_words;
 struct Copied { void *to; const void *from; int used; };
 static void finish_copy(const Copied &copied) {
+  copying = true;
   write_zeros((char *)copied.to + copied.used, 16 - copied.used);
   copy_bytes(copied.to, copied.from, copied.used);
+  copying = false;
 }
 static Queue<Copied> copies[MOST];
 static Queue<int> copy_groups[MOST];  // how many copies each group has, the oldest first

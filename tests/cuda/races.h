@@ -9,7 +9,7 @@
 
 #define UNSEEN __attribute__((no_sanitize("thread"), optimize("O2")))
 enum { ENGINES = 64, ACTORS = MOST + ENGINES, SEEN = 4, FIELDS = 512, LINE = 16, RUNS = 1 << 16, COUNTERS = 4096 };
-enum Kind { NOTHING, READ, WRITE, ATOMIC };
+enum Kind { NOTHING, READ, WRITE, ATOMIC, COPY };
 struct Seen { unsigned clock, run, place; unsigned short actor; unsigned char mask, kind; };
 struct Cell { Seen seen[SEEN]; };  // of 8 bytes
 struct Region { char *low, *high; Cell *cells; unsigned char *dirty; bool shared; };
@@ -19,7 +19,8 @@ static unsigned (*clocks)[ACTORS];
 static unsigned *snapshots[RUNS];  // by run: what the thread knew that counted last
 static bool known[RUNS];           // runs that this one knows of
 static unsigned run_here;
-static bool by_tensor_cores;  // or the copy engine: what threads wrote must have been published to them
+static bool copying;  // asynchronously, what needs not be published
+static bool by_tensor_cores;  // or the copy engine: what threads stored must have been published to them
 static unsigned published[ACTORS], *published_to[ACTORS];  // by a thread: its clock; what it knew
 static int acting = -1;  // in whose name something is done; -1: the current thread's
 static bool overlaps_here, awaited[MOST], any_awaited, watching;
@@ -62,7 +63,7 @@ UNSEEN static Region *region_of(const char *at) {
   return regions + low;
 }
 UNSEEN static void touch_cell(Region &region, const char *at, unsigned char mask, Kind kind, unsigned place) {
-  static const char *const names[] = {"", "read", "written", "changed atomically"};
+  static const char *const names[] = {"", "read", "written", "changed atomically", "written by a copy"};
   static unsigned turn;
   const int actor = actor_here();
   const unsigned *mine = clocks[actor];
@@ -158,11 +159,11 @@ extern "C" UNSEEN void __tsan_func_exit(void) {}
 extern "C" UNSEEN void __tsan_vptr_update(void *, void *) {}
 UNSEEN static void copy_bytes(void *to, const void *from, size_t n) {
   touch(from, n, READ, __builtin_return_address(0));
-  touch(to, n, WRITE, __builtin_return_address(0));
+  touch(to, n, copying ? COPY : WRITE, __builtin_return_address(0));
   __builtin_memcpy(to, from, n);
 }
 UNSEEN static void write_zeros(void *to, size_t n) {
-  touch(to, n, WRITE, __builtin_return_address(0));
+  touch(to, n, copying ? COPY : WRITE, __builtin_return_address(0));
   __builtin_memset(to, 0, n);
 }
 
