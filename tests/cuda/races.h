@@ -136,9 +136,15 @@ UNSEEN static void touch(const void *from, size_t count, Kind kind, const void *
 }
 int arity_base;
 
+// A GPU has no accesses to addresses that are no multiple of their size.
+UNSEEN static void touch_aligned(const void *at, size_t count, Kind kind, const void *caller) {
+  if ((size_t)at % count && watching && region_of((const char *)at))
+    tell("an access of %d bytes (at %x) is not aligned\n", (int)count, place_of_call(caller));
+  touch(at, count, kind, caller);
+}
 #define SMELT_TOUCH(SIZE) \
-  extern "C" UNSEEN void __tsan_read##SIZE(void *at) { touch(at, SIZE, READ, __builtin_return_address(0)); } \
-  extern "C" UNSEEN void __tsan_write##SIZE(void *at) { touch(at, SIZE, WRITE, __builtin_return_address(0)); } \
+  extern "C" UNSEEN void __tsan_read##SIZE(void *at) { touch_aligned(at, SIZE, READ, __builtin_return_address(0)); } \
+  extern "C" UNSEEN void __tsan_write##SIZE(void *at) { touch_aligned(at, SIZE, WRITE, __builtin_return_address(0)); } \
   extern "C" UNSEEN void __tsan_unaligned_read##SIZE(void *at) { touch(at, SIZE, READ, __builtin_return_address(0)); } \
   extern "C" UNSEEN void __tsan_unaligned_write##SIZE(void *at) { touch(at, SIZE, WRITE, __builtin_return_address(0)); } \
   extern "C" UNSEEN void __tsan_volatile_read##SIZE(void *) {} /* flags, by intent */ \

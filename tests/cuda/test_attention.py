@@ -140,6 +140,7 @@ def test_tiles_that_masks_hide_are_not_read(emulated: EmulatedCuda, seed: int) -
     assert np.isnan(got[:, 128:]).all()
 
 
+@pytest.mark.races
 @pytest.mark.parametrize("guarded", [True, False])
 def test_queries_that_see_no_key(guarded: bool, emulated: EmulatedCuda, seed: int) -> None:
     random = np.random.default_rng(seed)
@@ -266,6 +267,7 @@ def test_a_few_queries_over_pages(
     np.testing.assert_array_equal(found[0].view(np.uint32), whole.view(np.uint32))
 
 
+@pytest.mark.races
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("name", PAGED)
 def test_many_queries_over_pages(machine: str, name: str, emulated: EmulatedCuda, seed: int) -> None:

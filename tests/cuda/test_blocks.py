@@ -142,6 +142,7 @@ def feed_forward(depth: int, width: int) -> Program:
     return round_activations(sketch.program(f.add(x, multiply(inner, down, depth))))
 
 
+@pytest.mark.races
 @pytest.mark.parametrize(
     ("depth", "launches"),
     [

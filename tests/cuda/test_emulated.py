@@ -155,6 +155,7 @@ FEW_TILES = {
 }
 
 
+@pytest.mark.races
 @pytest.mark.parametrize("kind", [*FEW_TILES])
 def test_few_tiles_are_split_along_k(kind: str, emulated: EmulatedCuda, seed: int) -> None:
     """K-blocks on blocks of their own: the bits of a processor."""
@@ -380,6 +381,7 @@ def test_block_quantised_weights_of_several_groups(emulated: EmulatedCuda, seed:
     np.testing.assert_allclose(made(x, w)[0].numpy(), want, rtol=0, atol=2e-6 * np.abs(want).max())
 
 
+@pytest.mark.races
 def test_a_language_model(emulated: EmulatedCuda, tmp_path: Path) -> None:
     case = Case.load(FIXTURE)[0]
     write_checkpoint(tmp_path, case.config, case.shapes)

@@ -161,6 +161,7 @@ class Gated(smelt.Model):
         return smelt.nn.silu(gate) * up
 
 
+@pytest.mark.races
 @pytest.mark.parametrize("precision", ["f32", "q8"])
 def test_gate_and_up_are_one_launch(
     precision: str, emulated: EmulatedCuda, seed: int, monkeypatch: pytest.MonkeyPatch

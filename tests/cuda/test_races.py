@@ -99,6 +99,12 @@ def test_bulk_copies(publish: str, read: str, between: str, expected: str) -> No
     check(run(COPY.replace("PUBLISH", publish).replace("READ", read).replace("BETWEEN", between)), expected)
 
 
+def test_accesses_that_are_not_aligned() -> None:
+    body = "y[b * 64 + t] = *(const int *)(b0 + OFFSET);"
+    check(run(body.replace("OFFSET", "4 * t")), "")
+    check(run(body.replace("OFFSET", "(t ? 4 * t : 2)")), "an access of 4 bytes")
+
+
 @pytest.mark.parametrize("name", BLOCKS)
 def test_blocks_of_a_launch(name: str) -> None:
     check(run(BLOCKS[name][0], blocks=2, threads=1), BLOCKS[name][1])

@@ -35,6 +35,7 @@ def shrink(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(columns_simt, name, number)
 
 
+@pytest.mark.races
 @pytest.mark.parametrize("kinds", GROUPS, ids=lambda kinds: kinds[0])
 def test_random_cases(
     kinds: tuple[str, ...], emulated: EmulatedCuda, seed: int, monkeypatch: pytest.MonkeyPatch
