@@ -328,30 +328,18 @@ UNSEEN static unsigned smelt_count_readers(unsigned *counter) {
   release_at(counter);
   return (*counter)++;
 }
-template <class T> UNSEEN static void atomicAdd(T *at, T x) {
-  touch_atomically(at, sizeof *at);
-  *at += x;
-}
-template <class T> UNSEEN static void atomicAnd(T *at, T x) {
-  touch_atomically(at, sizeof *at);
-  *at &= x;
-}
-template <class T> UNSEEN static void atomicOr(T *at, T x) {
-  touch_atomically(at, sizeof *at);
-  *at |= x;
-}
-template <class T> UNSEEN static void atomicXor(T *at, T x) {
-  touch_atomically(at, sizeof *at);
-  *at ^= x;
-}
-template <class T> UNSEEN static void atomicMin(T *at, T x) {
-  touch_atomically(at, sizeof *at);
-  *at = x < *at ? x : *at;
-}
-template <class T> UNSEEN static void atomicMax(T *at, T x) {
-  touch_atomically(at, sizeof *at);
-  *at = x > *at ? x : *at;
-}
+#define SMELT_ATOMIC(NAME, RESULT) \
+  template <class T> UNSEEN static void atomic##NAME(T *at, T x) { \
+    touch_atomically(at, sizeof *at); \
+    *at = RESULT; \
+  }
+SMELT_ATOMIC(Add, *at + x)
+SMELT_ATOMIC(And, *at & x)
+SMELT_ATOMIC(Or, *at | x)
+SMELT_ATOMIC(Xor, *at ^ x)
+SMELT_ATOMIC(Min, x < *at ? x : *at)
+SMELT_ATOMIC(Max, x > *at ? x : *at)
+#undef SMELT_ATOMIC
 static float smelt_read_shared(const float *from) { return *from; }
 template <class W = smelt_words> static W smelt_read(const void *from) { return *(const W *)from; }
 template <class W = smelt_words> static W smelt_stream(const void *from) { return *(const W *)from; }
