@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from smelt.device import registry
-from tests.cuda.emulated import EmulatedCuda, can_find_races, compiler
+from tests.cuda.emulated import EmulatedCuda, can_find_races, compiler, wants_races
 
 
 class _Gpu:
@@ -32,8 +32,8 @@ def emulated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         return
     if compiler() is None:
         pytest.skip("no C++ compiler: pip install ziglang")
-    wanted = request.node.get_closest_marker("races") or os.environ.get("SMELT_CUDA_TESTS") == "races"
-    device = EmulatedCuda(races=bool(wanted) and can_find_races())
+    is_marked = request.node.get_closest_marker("races") is not None
+    device = EmulatedCuda(races=wants_races() or (is_marked and can_find_races()))
     monkeypatch.setitem(registry.KINDS, "cuda", lambda: device)
     registry.find_device.cache_clear()
     yield device

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import shutil
 import subprocess
@@ -55,6 +56,11 @@ def compiler() -> list[str] | None:
 def can_find_races() -> bool:
     """Whether there is the compiler whose instrumentation `races.h` takes."""
     return compiler() == ["g++"]
+
+
+def wants_races() -> bool:
+    """Whether all kernels are looked at, not only those of tests that are marked."""
+    return os.environ.get("SMELT_CUDA_TESTS") == "races" and can_find_races()
 
 
 def compile_emulated(text: str, machine: str = "sm_90", *, races: bool = False) -> bytes:
@@ -337,7 +343,7 @@ def allow_races(device: Any) -> None:
 @cache
 def register(seed: int | None = None) -> EmulatedCuda:
     """Make it the device `cuda` of this process."""
-    device = EmulatedCuda(seed)
+    device = EmulatedCuda(seed, races=wants_races())
     registry.KINDS["cuda"] = lambda: device
     registry.find_device.cache_clear()
     return device
