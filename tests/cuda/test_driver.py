@@ -15,7 +15,7 @@ from tests.cuda.emulated import compiler
 HERE = Path(__file__).parent
 SCRIPT = """
 import ctypes, gc, numpy as np, smelt, smelt.engine.native, smelt.stop
-from smelt.device import cuda, cuda_driver, cuda_queue, registry
+from smelt.device import cuda, cuda_compile, cuda_driver, cuda_queue, registry
 from smelt.errors import DeviceError, RunError
 from tests.cuda.emulated import HEADER, compile_emulated
 
@@ -30,6 +30,8 @@ class Tested(cuda.Cuda):
 device = Tested()
 registry.KINDS["cuda"] = lambda: device
 registry.find_device.cache_clear()
+assert cuda.Cuda().missing() == cuda_compile.missing()  # the driver, the chip and the compiler fit
+assert "no such CUDA device" in cuda.Cuda(1).missing()
 assert device.missing() is None and device.target().name == "sm_90" and device.model == "a driver for tests"
 print(dict(device.facts()), device.stats())
 replays = []
