@@ -21,6 +21,7 @@ from smelt.ir.verify import verify
 from smelt.passes.canonicalise import CANONICALISE
 from smelt.passes.channels_last import channels_last
 from smelt.passes.common_subexpressions import common_subexpressions
+from smelt.passes.defer_factors import defer_factors
 from smelt.passes.fold_constants import fold_constants
 from smelt.passes.fuse_attention import attention_rules
 from smelt.passes.fuse_quantise import FUSE_QUANTISE
@@ -142,6 +143,10 @@ def passes(
         count += common_subexpressions(edit) if count else 0  # products of the same rows round them once
         return count + (merge_block_dots(edit) if count and not simt else 0)
 
+    def defer(edit: Edit) -> int:
+        count = defer_factors(edit)
+        return count + common_subexpressions(edit) if count else 0
+
     def join(program: Program) -> Program:
         return join_processes(program, composites)
 
@@ -155,7 +160,10 @@ def passes(
         Pass("channels_last", per_function(channels_last), "convolve feature maps in NHWC layout"),
         Pass("pack_weights", rules(pack), "pack the B operands of GEMMs and convolutions into panels"),
         *(
-            (Pass("merge_dots", per_function(merge_dots), "multiply the same rows by several weights at once"),)
+            (
+                Pass("merge_dots", per_function(merge_dots), "multiply the same rows by several weights at once"),
+                Pass("defer_factors", per_function(defer), "multiply rows by their norms' factors behind products"),
+            )
             if simt
             else ()
         ),

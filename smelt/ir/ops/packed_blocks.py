@@ -2,7 +2,8 @@
 
 `smelt.round_blocks` rounds rows to 8 bits: integers i8[group, row, k], their scales f32[group, row, k / 32], and sums
 of `group` integers. A format that subtracts `zero` from its codes wants these times -zero, i32; one with minimums wants
-them times the scale, f32. `smelt.packed_block_dot` multiplies what it gives by packed columns.
+them times the scale, f32. `smelt.packed_block_dot` multiplies what it gives by packed columns, and each row of the
+result by its `factor`, where rows have one that they were rounded without (`passes.defer_factors`).
 """
 
 from __future__ import annotations
@@ -59,6 +60,11 @@ def _infer_dot(call: Call) -> Sequence[Type]:
     q, panels, result = call.shape(0), call.shape(3), call.declared_shape()
     if panels.sizes[0] != 1:
         call.same_size(q.sizes[0], panels.sizes[0], "", "both operands have the same groups")
+    if len(call.operands) > 4:
+        factor = call.shape(4)
+        call.require(factor.rank == 2 and factor.dtype == f32, "", "factors must be f32[group, row]", got=factor)
+        for size, want in zip(factor.sizes, q.sizes, strict=False):
+            call.same_size(size, want, "", "each row has a factor")
     return [Shape.of(f32, (*q.sizes[:2], result.sizes[2]))]
 
 
@@ -83,8 +89,12 @@ def check_block_dot(call: Call) -> None:
     call.same_size(panels.sizes[1], ceildiv(result.sizes[2], COLUMNS), "", "the panels hold the columns")
 
 
-def _dot(frame: Frame, op: Op, q: Array, scale: Array, totals: Array, panels: Array) -> Array:
-    return multiply_blocks(op.attrs["format"], frame.shape(op.result.type)[2], q, scale, totals, panels)
+def _dot(
+    frame: Frame, op: Op, q: Array, scale: Array, totals: Array, panels: Array, factor: Array | None = None
+) -> Array:
+    made = multiply_blocks(op.attrs["format"], frame.shape(op.result.type)[2], q, scale, totals, panels)
+    with np.errstate(all="ignore"):
+        return made if factor is None else made * factor[..., None]
 
 
 def multiply_blocks(format: str, columns: int, q: Array, scale: Array, totals: Array, panels: Array) -> Array:
@@ -108,5 +118,5 @@ def multiply_blocks(format: str, columns: int, q: Array, scale: Array, totals: A
 
 ROWS = [
     OpDef("smelt.round_blocks", "x", _infer_round, _round, (Attr("group", INT), Attr("zero", INT))),
-    OpDef("smelt.packed_block_dot", "q scale totals panels", _infer_dot, _dot, (Attr("format", STRING),)),
+    OpDef("smelt.packed_block_dot", "q scale totals panels factor?", _infer_dot, _dot, (Attr("format", STRING),)),
 ]

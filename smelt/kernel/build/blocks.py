@@ -15,7 +15,7 @@ from smelt.ir.ops.packed_blocks import LEAST, MOST
 from smelt.kernel.build.gemm import Columns, chunk_bounds, count_chunks, element_place, memory_layout
 from smelt.kernel.build.sinks import Output, sink
 from smelt.kernel.loops.grammar import Amount, Bitcast, BlockMma, Expr, Fold, Number, Place, Slice, add, scale
-from smelt.kernel.loops.nest import Nest, flat, tensor
+from smelt.kernel.loops.nest import Nest, flat, tensor, unsupported
 
 ROWS, FEWEST = 96, 8  # rows of a chunk: at most, and least where few panels would leave cores idle
 CACHED = 256 << 10  # bytes of a chunk's rows, which stay in L2
@@ -79,6 +79,8 @@ def _sum_tile(nest: Nest, array: str, first: int, count: int) -> Expr:
 
 @sink("smelt.packed_block_dot", anchor=True, addressed=(0, 1, 2, 3), in_runs=(0, 1, 2, 3))
 def packed_block_dot(nest: Nest, op: Op, output: Output) -> None:
+    if len(op.operands) > 4:
+        raise unsupported(op, "with factors of rows")
     groups, rows, depth = tensor(op.operands[0]).sizes
     held, count, *_ = tensor(op.operands[3]).sizes
     most = chunk_rows(rows, depth)

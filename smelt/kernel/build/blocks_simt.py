@@ -11,6 +11,7 @@ reduction of their row (a norm), a thread block takes the row, so that both are 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from smelt.dim import Size, ceildiv, floordiv, minimum
@@ -19,11 +20,25 @@ from smelt.ir.block_layout import COLUMNS
 from smelt.ir.blocks import RUN
 from smelt.ir.core import Op, Value
 from smelt.ir.ops.packed_blocks import LEAST, MOST
+from smelt.kernel.build.attention_flash import inside
 from smelt.kernel.build.blocks import row_slices
 from smelt.kernel.build.gemm import axis_stride, element_place
 from smelt.kernel.build.gemm_simt import Tiled, at_most
 from smelt.kernel.build.sinks import Output, simt_sink
-from smelt.kernel.loops.grammar import Amount, Bitcast, BlockMma, Expr, Fold, Number, Place, RoundRow, Slice, add, scale
+from smelt.kernel.loops.grammar import (
+    Amount,
+    Bitcast,
+    BlockMma,
+    Expr,
+    Fold,
+    Number,
+    Place,
+    RoundRow,
+    Slice,
+    Stmt,
+    add,
+    scale,
+)
 from smelt.kernel.loops.nest import Index, Nest, flat, tensor
 from smelt.kernel.loops.simt import MULTIPROCESSORS
 from smelt.kernel.loops.tensor_tile import (
@@ -143,9 +158,20 @@ def packed_block_dot(nest: Nest, op: Op, output: Output) -> None:
     ahead, many = _choose_tiles(nest, op, some)
     above = [minimum(floordiv(rows, most + 1), 1) for most in (1, few, some, *([many] if ahead else []))]
     sizes = [low - high for low, high in zip([1, *above], [*above, 0], strict=True)]
+    factors = _keep_factors(nest, op, above[0]) if len(op.operands) > 4 and above[0] != 0 else -1
     for most, here in zip((1, *BLOCK_ROWS, BLOCK_TILE), sizes, strict=False):
         if here != 0:
-            _chunks(nest, op, output, most, here, ahead if most == BLOCK_TILE else 0)
+            _chunks(nest, op, output, most, here, ahead if most == BLOCK_TILE else 0, factors)
+
+
+def _keep_factors(nest: Nest, op: Op, here: Size) -> int:
+    """A buffer with the factors of several rows. That of a single one is computed beside its product."""
+    factor = op.operands[4]
+    groups, rows = sizes = tensor(factor).sizes
+    kept = nest.scratch(tensor(factor))
+    with nest.loops((groups * here, rows)) as index:
+        nest.store(kept, flat(index, sizes), nest.pull(factor, index))
+    return kept
 
 
 def _choose_tiles(nest: Nest, op: Op, least: int) -> tuple[int, int]:
@@ -160,9 +186,12 @@ def _choose_tiles(nest: Nest, op: Op, least: int) -> tuple[int, int]:
     return tile_ahead(op.attrs["format"], panels[2], nest.target.cache_bytes[0]), max(rows, least)
 
 
-def _chunks(nest: Nest, op: Op, output: Output, most: int, here: Size, ahead: int = 0) -> None:
-    """Chunks of at most this number of rows. `here`: 1 where there are as many, else 0. `ahead`: of a large tile."""
-    *left, panels = op.operands
+def _chunks(
+    nest: Nest, op: Op, output: Output, most: int, here: Size, ahead: int = 0, factors: int = -1
+) -> None:
+    """Chunks of at most this number of rows. `here`: 1 where there are as many, else 0. `ahead`: of a large tile.
+    `factors`: the buffer of those of several rows."""
+    *left, panels = op.operands[:4]
     groups, rows, _ = tensor(left[0]).sizes
     most = min(most, rows) if isinstance(rows, int) and rows else most
     held, _, blocks, size = tensor(panels).sizes
@@ -188,5 +217,25 @@ def _chunks(nest: Nest, op: Op, output: Output, most: int, here: Size, ahead: in
         place = element_place(nest, op, panels, (Number(0) if held == 1 else group, panel, Number(0), Number(0)))
         strides = (Amount(size), Number(1), axis_stride(nest, op, panels, 1))
         records = Slice(place, (Amount(blocks), Amount(size), Number(1)), strides)
-        nest.emit(BlockMma(tile.sums, q, scales, totals, records, format, most, shares, count, *stream, ahead))
+        aside: tuple[Stmt, ...] = ()
+        if len(op.operands) > 4:
+            tile, aside = _multiply_rows(nest, op, tile, (group, first), factors if most > 1 else -1)
+        nest.emit(BlockMma(tile.sums, q, scales, totals, records, format, most, shares, count, *stream, ahead, aside))
         tile.store(nest, op, output, f32, lambda row, column: (group, add(first, row), column))
+
+
+def _multiply_rows(nest: Nest, op: Op, tile: Tiled, start: Index, factors: int) -> tuple[Tiled, tuple[Stmt, ...]]:
+    """The tile with the factors of its rows, from `start` on, and what a warp computes for a single one, which has no
+    buffer of `factors`."""
+    factor, (group, first) = op.operands[4], start
+    if factors >= 0:
+        sizes = tensor(factor).sizes
+
+        def load(row: Expr) -> Expr:
+            return nest.read(nest.buffer(factors), flat((group, add(first, row)), sizes), f32)
+
+        return replace(tile, factor=load), ()
+    held = nest.tile("factor", f32, 1)
+    with inside(nest) as scope:
+        nest.write(held, Number(0), nest.pull(factor, start))
+    return replace(tile, factor=lambda _: nest.read(held, Number(0), f32)), tuple(scope.statements)

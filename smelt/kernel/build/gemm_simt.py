@@ -467,6 +467,7 @@ class Tiled:
     columns: Expr
     height: int = TILE_ROWS  # rows that it has room for
     element: DType = f32
+    factor: Callable[[Expr], Expr] | None = None  # of the sums of a row
 
     @property
     def sums(self) -> Slice:
@@ -514,7 +515,8 @@ class Tiled:
     def sums_of(self, nest: Nest, output: Output, element: DType, row: Expr, column: Expr) -> list[Expr]:
         """The sum of an element of the result, or both sums of one of a pair."""
         read = paired_columns(column) if output.pair else (column,)
-        return [nest.read(self.name, add(scale(row, self.pitch), each), element) for each in read]
+        found = [nest.read(self.name, add(scale(row, self.pitch), each), element) for each in read]
+        return found if self.factor is None else [nest.apply("multiply", each, self.factor(row)) for each in found]
 
     def first_of(self, output: Output) -> Expr:
         """The tile's first column of the result, or of each of a pair."""

@@ -108,10 +108,11 @@ smelt_block_chunks(int share, int lane, const char *stages, ui64 *full, smelt_bl
 // A tile of all of `tiles`, of which a block has every gridDim.x-th; `panels_of`: the weights of one. HELD: rows that
 // there is shared memory for, PITCH bytes each. A multiprocessor sends requests in order, so rows would wait for all
 // weights that were requested before them: until they are there, the first warp requests one turn at a time.
-template <class U, int MOST, int STAGES, int SHARES, bool EXACT, int HELD, int PITCH, class W> inline void
+template <class U, int MOST, int STAGES, int SHARES, bool EXACT, int HELD, int PITCH, class W, class A>
+inline void
 smelt_block_stream(int lane, char *shared, smelt_block_ring &ring, i64 tile, i64 tiles, const W &panels_of, i64 rows,
     const i8 *q, i64 q_row, const f32 *scale, i64 scale_row, const f32 *total, i64 total_row, i64 panel, i64 blocks,
-    f32 *acc, i64 width, i64 columns) {
+    f32 *acc, i64 width, i64 columns, const A &aside) {
   enum { UNITS = U::UNITS, PANEL = SHARES * U::BYTES, THREADS = 32 * SHARES };
   const ui32 flip = smelt_sign_bits();
   const int share = lane / 32, units = smelt_count_units<U, SHARES>(share, blocks);
@@ -187,6 +188,7 @@ smelt_block_stream(int lane, char *shared, smelt_block_ring &ring, i64 tile, i64
     }
     smelt_keep_share<U, MOST>(share, lane, part, rows, sums);
   }
+  if (share == SHARES - 1) aside(lane % 32);
   __syncthreads();
   if (after >= tiles && lane == 0)
     for (int i = 0; i < STAGES; i++) smelt_barrier_end(full + i);

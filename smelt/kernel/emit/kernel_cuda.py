@@ -93,6 +93,7 @@ PREFETCHED = ("next", "pieces", "stride", "bytes")  # address, number of pieces,
 AT_ONCE, MANY = 4, 1 << 20  # iterations of a thread together, where a map has many elements
 STAGED, STAGED_DYNAMIC = 16 << 10, 1024  # bytes of terms of a reduction in shared memory; terms, of a dynamic number,
 STAGED_BESIDE = 30 << 10  # beside at most this number of bytes
+AT_ONCE_ASIDE = 32  # loads of a warp beside a product
 SHORT_ROW = 1024  # elements of a row that a warp may hold in registers
 VECTORS = ((8, 16), (20, 8), (48, 4))  # by the statements of an element, how many a thread reads at once: short code
 ATOMIC = {"add": "atomicAdd", "and": "atomicAnd", "or": "atomicOr", "xor": "atomicXor"} | {
@@ -630,6 +631,7 @@ class StagePrinter(Printer):
             size = static_extent(fold.extent)
             # Loads of several terms at once; those of a short row are kept for what follows.
             times = "" if isinstance(size, int) and size <= SHORT_ROW and size % WARP == 0 else " 8"
+            times = times and f" {AT_ONCE_ASIDE}" if self.stage.ring else times  # its warp is alone
             return [
                 *([f"#pragma unroll{times}"] if "for" in head[0] else []),
                 *head,
@@ -754,8 +756,10 @@ class StagePrinter(Printer):
         deep, _, exact = choose_shape(mma)
         pad, call, count = "  " * depth, block_call(mma, deep, exact, self.stage.ring), self.expr(mma.acc.sizes[0])
         given = ", ".join([count, *rows, *([] if mma.stages else [panel]), *map(self.expr, (step, records)), *tile])
+        aside = self.aside(mma, depth)
         if not mma.stages:
-            return [f"{pad}{call}({LANE}, smelt_shared, {given});"]
+            behind = [f"{pad}if ({LANE} < {WARP}) smelt_aside({LANE}); }}"] if aside else []
+            return [*aside, f"{pad}{call}({LANE}, smelt_shared, {given});", *behind]
         var, extent, before = "", "1", tuple[Stmt, ...]()
         if mma in self.stage.body and self.stage.var is not None and self.stage.extent is not None:
             var, extent = self.stage.var.name, self.expr(self.stage.extent)
@@ -766,13 +770,26 @@ class StagePrinter(Printer):
             self.locals["ring"] = state
         panels = f"return smelt_block_panels{{{panel}, {tile[-1]} > 16}};"
         return [
+            *aside,
             *([] if var else [f"{pad}{{", state]),
             f"{pad}{call}({LANE}, smelt_shared, smelt_ring, {var or '0'}, {extent}, [&](i64 {var}) {{",
             *self.block(before, depth + 1),
             f"{pad}  {panels}",
-            f"{pad}}}, {given});",
+            f"{pad}}}, {given}, {'smelt_aside' if aside else '[](int) {}'});",
             *([] if var else [f"{pad}}}"]),
+            *([f"{pad}}}"] if aside else []),
         ]
+
+    def aside(self, mma: BlockMma, depth: int) -> list[str]:
+        """The beginning of a scope with `smelt_aside`, a function of one warp, which is its group; nothing where there
+        is none."""
+        if not mma.aside:
+            return []
+        pad, whole = "  " * depth, self.stage
+        self.stage = replace(whole, group="warp", row=None)
+        body = self.block(mma.aside, depth + 1)
+        self.stage = whole
+        return [f"{pad}{{", f"{pad}const auto smelt_aside = [&](int {LANE}) {{", *body, f"{pad}}};"]
 
     def round_row(self, stmt: RoundRow) -> str:
         kinds = (stmt.q, "i8"), (stmt.scale, "f32"), (stmt.total, "i32" if stmt.zero else "f32")

@@ -287,6 +287,8 @@ class BlockMma(Frozen):
     panels.
     Rows are integers `q` [row, k], the `scale` of each run of them [row, run] and the `total` of each group
     [row, group]. `panel` is [block, byte]: records of a format (`ir.block_layout`).
+    `aside` is run by one warp of a GPU while others multiply, after the launch in front: whoever reads the sums reads
+    what it stored too.
     """
 
     acc: Slice
@@ -301,6 +303,7 @@ class BlockMma(Frozen):
     held: int = 0  # rows that there is shared memory for: all, or one where it is alone; without `stages` for parts
     stages: int = 0  # chunks of each share in shared memory; 0: threads read the weights themselves
     ahead: int = 0  # chunks of K in shared memory, of a tile of many rows and columns; 0: the tile is smaller
+    aside: tuple[Stmt, ...] = ()
 
 
 class RoundRow(Frozen):

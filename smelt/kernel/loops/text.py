@@ -93,7 +93,8 @@ def _statement(stmt: Stmt, pad: str, inside: int) -> list[str]:
         case Mma():
             return [pad + _mma(stmt)]
         case BlockMma():
-            return [pad + _block_mma(stmt)]
+            aside = [f"{pad}  aside:", *lines(stmt.aside, inside + 1)] if stmt.aside else []
+            return [pad + _block_mma(stmt), *aside]
         case RoundRow(q, scale, total, row, runs, group):
             parts = ", ".join(map(_place, (q, scale, total)))
             return [f"{pad}{parts} := {row.array}, rounded in {runs} runs, totals of {group}"]

@@ -100,7 +100,7 @@ class Materialised:
     expanded: dict[Value, Expansion] = field(
         default_factory=dict
     )  # feature maps that a depthwise convolution computes in bands
-    inside: set[Op] = field(default_factory=set)  # the ops that compute them
+    inside: set[Op] = field(default_factory=set)  # the ops that compute them, or factors of a product's rows
     addressed: list[tuple[Value, Value, bool]] = field(default_factory=list)  # (base, value, in runs)
 
     def decide(self, region: Region, known: set[str]) -> None:
@@ -139,6 +139,8 @@ class Materialised:
                 if value in uses:
                     uses[value].outside = True
         users = _users(region)
+        if not self.expands:
+            self.inside |= _row_factors(region, users)
         for op in reversed(region.ops):
             stored = self._is_materialised(op, uses, users)
             self._leave_expanded(op, users)
@@ -284,6 +286,22 @@ class Materialised:
         if one == other or self.expands or one is None or other is None:
             return one if one == other else None
         return tuple(a if a == b else None for a, b in zip(one, other, strict=True))
+
+
+def _row_factors(region: Region, users: Users) -> set[Op]:
+    """The ops that compute factors of rows for products alone, which compute them themselves (`passes.defer_factors`).
+    What they read is stored."""
+    found = set[Op]()
+
+    def is_factor(value: Value, user: Op) -> bool:
+        return user in found or (user.name == "smelt.packed_block_dot" and value not in user.operands[:4])
+
+    for op in reversed(region.ops):
+        seen = [(value, users.get(value, ())) for value in op.results]
+        alone = all(each and all(is_factor(value, user) for user in each) for value, each in seen)
+        if seen and alone and op.name in PULLS and op.name not in GUARDED:
+            found.add(op)
+    return found
 
 
 def _places_updates(op: Op) -> bool:
