@@ -75,7 +75,11 @@ def _defer(edit: Edit, op: Op, users: list[Op], found: _Factor, made: dict[tuple
         dot = edit.before(user).op(user.name, *rounded, panels, factor, result=user.result.shape, **user.attrs)
         edit.replace(user.result, dot.result)
         edit.erase(user)
-    edit.erase(op)
+    unused = [op]
+    while unused:
+        gone = unused.pop()
+        if gone in edit and edit.erase_if_dead(gone):
+            unused += [maker for value in gone.operands if (maker := edit.maker(value)) is not None]
 
 
 def _find_factor(edit: Edit, op: Op) -> _Factor | None:

@@ -1,0 +1,130 @@
+"""Rows that the kernel in front rounds, and factors of rows behind products, on a GPU run by the emulator."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from smelt.dim import Size, symbol
+from smelt.dtype import Array, f32, ui8
+from smelt.engine.compile import emit_source, lower, plan_program
+from smelt.engine.native import compile_all
+from smelt.errors import SmeltError
+from smelt.ir.attributes import DotDims
+from smelt.ir.blocks import BLOCKS
+from smelt.ir.core import Program, Value
+from smelt.ir.interpret import run
+from smelt.passes.lower_blocks import round_activations
+from smelt.shape import Shape
+from tests.cuda.emulated import EmulatedCuda
+from tests.unit.kernel.test_block_dot import Sketch, random_weights
+
+ROWS = 1, 2, 8, 9, 33, 70
+EPSILON = 1e-5
+
+
+def kernels_of(program: Program, device: EmulatedCuda, machine: str = "sm_90") -> list[str]:
+    """The kinds of the kernels that a program calls, of which those without work have no launch."""
+    *_, text = emit_source([plan_program(program, device.target(machine))]).texts(1)
+    steps = json.loads(text)["programs"]["smelt0"]["steps"]
+    names = [each["launches"][0]["function"] for step in [steps] for each in step if each.get("launches")]
+    return [name.removeprefix("smelt0_").rsplit("_", 1)[0].rstrip("0123456789") for name in names]
+
+
+class Model(Sketch):
+    """Products by unblocked weights, and norms."""
+
+    def multiply(self, x: Value, w: Value, format: str) -> Value:
+        dims = DotDims((), (), (1,), (1,))
+        dense = self.unblock(BLOCKS[format], w)
+        shape = Shape.of(f32, (x.shape.sizes[0], w.shape.sizes[0]))
+        return self.f.dot_general(x, dense, dot_dimension_numbers=dims, result=shape)
+
+    def norm(self, x: Value, w: Value | None, epsilon: float = EPSILON) -> Value:
+        f, (_, depth) = self.f, x.shape.sizes
+        total = f.reduce_by("add", f.multiply(x, x), 0.0, (1,))
+        mean = f.multiply(total, f.full(1 / depth, total.shape))
+        factor = f.rsqrt(f.add(mean, f.full(epsilon, total.shape)) if epsilon else mean)
+        y = f.multiply(x, f.broadcast_in_dim(factor, broadcast_dimensions=(0,), result=x.shape))
+        return y if w is None else f.multiply(y, f.broadcast_in_dim(w, broadcast_dimensions=(1,), result=x.shape))
+
+
+def weights_of(format: str, columns: int, depth: int) -> Shape:
+    row = BLOCKS[format]
+    return Shape.of(ui8, (columns, depth // row.length, row.bytes))
+
+
+def normal_product(format: str, depth: int, columns: int, rows: Size, *, weight: bool, epsilon: float) -> Program:
+    """norm(x) times weights; x is an argument, so it is stored."""
+    model = Model(Shape.of(f32, (rows, depth)), Shape.of(f32, (depth,)), weights_of(format, columns, depth))
+    x, scale, w = model.f.args
+    return round_activations(model.program(model.multiply(model.norm(x, scale if weight else None, epsilon), w, format)))
+
+
+def compiled(program: Program, device: EmulatedCuda, machine: str = "sm_90") -> Any:
+    (made,) = compile_all([program], device.target(machine))
+    assert not isinstance(made, SmeltError), made
+    return made
+
+
+def close(got: Array, want: Array, error: float) -> None:
+    np.testing.assert_allclose(got, want, rtol=0, atol=error * np.abs(want[np.isfinite(want)]).max())
+
+
+@pytest.mark.parametrize("machine", ["sm_90", "sm_80"])
+@pytest.mark.parametrize(("format", "weight"), [("q4_0", True), ("q4_k", False), ("q8_0", True), ("q4_1", True)])
+def test_factors_of_rows(format: str, weight: bool, machine: str, emulated: EmulatedCuda, seed: int) -> None:
+    """They are computed beside the product of one row, in a launch for several; a row has the same bits among any
+    others."""
+    depth, columns, random = 512, 48, np.random.default_rng(seed)
+    program = normal_product(format, depth, columns, symbol("R"), weight=weight, epsilon=EPSILON)
+    lowered = lower(program, emulated.target(machine))
+    (dot,) = [op for op in lowered.main.body.ops if op.name == "smelt.packed_block_dot"]
+    assert len(dot.operands) == 5
+    found = [each for each in kernels_of(program, emulated, machine) if each != "map"]  # which packs
+    assert found == ["round_blocks", "packed_block_dot"]
+    x, scale = (random.standard_normal(size).astype(np.float32) for size in ((ROWS[-1], depth), (depth,)))
+    x *= np.exp(4 * random.standard_normal((ROWS[-1], 1))).astype(np.float32)
+    w = random_weights(BLOCKS[format], columns, depth // BLOCKS[format].length, seed=seed)
+    (want,), (plain,) = run(lowered, [x, scale, w]), run(program, [x, scale, w])
+    made = compiled(program, emulated, machine)
+    every = [made(x[:rows], scale, w)[0].numpy() for rows in ROWS]
+    close(every[-1], want, 4e-6)
+    close(every[-1], plain, 2e-3)  # a step where a quotient is in the middle between two integers
+    for rows, got in zip(ROWS, every, strict=True):
+        np.testing.assert_array_equal(got, every[-1][:rows])
+
+
+@pytest.mark.parametrize("rows", [1, 9])
+def test_a_number_of_rows_that_is_known(rows: int, emulated: EmulatedCuda, seed: int) -> None:
+    depth, columns, random = 2080, 80, np.random.default_rng(seed)
+    program = normal_product("q4_0", depth, columns, rows, weight=True, epsilon=EPSILON)
+    x, scale = (random.standard_normal(size).astype(np.float32) for size in ((rows, depth), (depth,)))
+    w = random_weights(BLOCKS["q4_0"], columns, depth // 32, seed=seed)
+    (want,) = run(lower(program, emulated.target()), [x, scale, w])
+    close(compiled(program, emulated)(x, scale, w)[0].numpy(), want, 4e-6)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, EPSILON])
+def test_rows_that_are_not_finite(epsilon: float, emulated: EmulatedCuda, seed: int) -> None:
+    """A row is NaN where the reference says so; a row of zeros is zero with an epsilon; one whose squares overflow is
+    zero."""
+    depth, columns, random = 256, 32, np.random.default_rng(seed)
+    program = normal_product("q4_0", depth, columns, symbol("R"), weight=True, epsilon=epsilon)
+    x, scale = (random.standard_normal(size).astype(np.float32) for size in ((9, depth), (depth,)))
+    x[0, 3], x[1, 200], x[2], x[3] = np.inf, np.nan, 0, x[3] * np.float32(1e25)
+    x[4], x[5], x[6, 17] = x[4] * np.float32(1e-15), x[5] * np.float32(1e-30), -np.inf
+    w = random_weights(BLOCKS["q4_0"], columns, depth // 32, seed=seed)
+    (want,) = run(program, [x, scale, w])
+    assert np.isnan(want[[0, 1, 6]]).all()
+    assert (want[3] == 0).all()
+    assert np.isnan(want[2]).all() if epsilon == 0 else (want[2] == 0).all()
+    made = compiled(program, emulated)
+    for got in (made(x, scale, w)[0].numpy(), np.concatenate([made(row[None], scale, w)[0].numpy() for row in x])):
+        np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+        for one, other in zip(got, want, strict=True):
+            if np.isfinite(other).all():
+                np.testing.assert_allclose(one, other, rtol=0, atol=4e-3 * np.abs(other).max())
