@@ -24,6 +24,7 @@ from smelt.kernel.build.attention_flash import inside
 from smelt.kernel.build.blocks import row_slices
 from smelt.kernel.build.gemm import axis_stride, element_place
 from smelt.kernel.build.gemm_simt import Tiled, at_most
+from smelt.kernel.build.round_simt import Rows, round_tile
 from smelt.kernel.build.sinks import Output, simt_sink
 from smelt.kernel.loops.grammar import (
     Amount,
@@ -222,6 +223,9 @@ def _chunks(
             tile, aside = _multiply_rows(nest, op, tile, (group, first), factors if most > 1 else -1)
         nest.emit(BlockMma(tile.sums, q, scales, totals, records, format, most, shares, count, *stream, ahead, aside))
         tile.store(nest, op, output, f32, lambda row, column: (group, add(first, row), column))
+        if output.roundings:
+            start = flat((group, first, before), (groups, rows, columns))
+            round_tile(nest, output, Rows(tile.name, used, most, wide, there), start, columns)
 
 
 def _multiply_rows(nest: Nest, op: Op, tile: Tiled, start: Index, factors: int) -> tuple[Tiled, tuple[Stmt, ...]]:

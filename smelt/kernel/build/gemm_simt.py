@@ -489,7 +489,9 @@ class Tiled:
             row, column = (nest.let(each) for each in split(at, self.width // sums))
             with nest.guard(nest.less(nest.let(scale(column, sums)), self.columns)):
                 values = self.sums_of(nest, output, element, row, column)
-                output.finish(nest, op, index(row, nest.let(add(self.first_of(output), column))), *values)
+                found = output.finish(nest, op, index(row, nest.let(add(self.first_of(output), column))), *values)
+                if found is not None:
+                    nest.write(self.name, add(scale(row, self.pitch), column), found)
 
     def store_vectors(
         self, nest: Nest, op: Op, output: Output, count: Size, index: Callable[[Expr, Expr], Index]

@@ -16,12 +16,23 @@ from smelt.kernel.loops.nest import Index, Nest, reshape_index, tensor
 from smelt.target import Target
 
 
+class Rounding(Frozen):
+    """A `smelt.round_blocks` of rows that a kernel computes, and the buffers of its results. `path`: the reshapes
+    between the last value of the epilogue and what is rounded."""
+
+    op: Op
+    path: tuple[Op, ...]
+    targets: tuple[int, ...]
+
+
 class Output(Frozen):
-    """The destination of results: `targets` are the buffers of the op's results, or of the epilogue's last value.
+    """The destination of results: `targets` are the buffers of the op's results, or of the epilogue's last value; none
+    where nothing but its `roundings` reads that.
 
     `path`: the reshapes and transposes between the op and that value, which map the index of an element.
     `rounded`: conversions of the last value that are stored as well, and their buffers. `pair`: two parts of the op's
-    result that the epilogue reads instead of it, at the same index (`build.pairs`).
+    result that the epilogue reads instead of it, at the same index (`build.pairs`). `roundings` are all of one value,
+    on a GPU: whoever stores an element through `finish` puts what it returns into a tile, and rounds that.
     """
 
     targets: Sequence[int]
@@ -29,21 +40,29 @@ class Output(Frozen):
     path: tuple[Op, ...] = ()
     rounded: tuple[tuple[Value, int], ...] = ()
     pair: tuple[Value, ...] = ()
+    roundings: tuple[Rounding, ...] = ()
 
-    def finish(self, nest: Nest, op: Op, index: Index, *elements: Expr) -> None:
-        """Store an element of the op's only result, or of each of the pair, after the epilogue."""
+    def finish(self, nest: Nest, op: Op, index: Index, *elements: Expr) -> Expr | None:
+        """Store an element of the op's only result, or of each of the pair, after the epilogue. Returns the element
+        that is rounded."""
         for move in self.path:
             index = push_index(nest, move, index)
         read = dict(zip(self.pair or (op.result,), elements, strict=True))
         nest.values |= read
         last = self.last or op.result
         found = nest.pull(last, index)
-        nest.store(self.targets[0], nest.offset(last, index), found)
+        if self.targets:
+            nest.store(self.targets[0], nest.offset(last, index), found)
         nest.values[last] = found
         for value, target in self.rounded:
             nest.store(target, nest.offset(value, index), nest.pull(value, index))
+        if self.roundings:
+            for move in self.roundings[0].path:
+                index = push_index(nest, move, index)
+            found = nest.pull(self.roundings[0].op.operands[0], index)
         for value in (last, *read):
             nest.values.pop(value, None)
+        return found if self.roundings else None
 
 
 def push_index(nest: Nest, move: Op, index: Index) -> Index:

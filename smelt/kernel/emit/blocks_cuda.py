@@ -466,7 +466,7 @@ def block_call(mma: BlockMma, deep: int, exact: bool, ring: int) -> str:
 def block_kernels(text: str) -> str:
     """The functions that a text calls; `emit.tile_mma` has what loads words."""
     found = [each for each in BLOCKS if f"<{PREFIX}{each}, " in text]
-    rounds = ROUND if "smelt_round_row<" in text else ""
+    rounds = ROUND if "smelt_round_rows<" in text else ""
     if not found:
         return rounds
     stream = STREAM if "smelt_block_stream<" in text else ""

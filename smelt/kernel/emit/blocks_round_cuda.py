@@ -1,4 +1,4 @@
-"""A row of f32 rounded to 8 bits in runs of 32, the left operand of block-quantised weights: `smelt_round_row`."""
+"""Rows of f32 rounded to 8 bits in runs of 32, the left operand of block-quantised weights: `smelt_round_rows`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from smelt.ir.ops.packed_blocks import LEAST, MOST
 
 ROUND = """\
-// A row of f32 in shared memory, rounded to 8 bits in runs of 32: eight threads have a run, each four elements of it.
+// Rows of f32 in shared memory, `pitch` apart, rounded to 8 bits in runs of 32: eight threads have a run, each four elements of it.
 // Integers may be summed in any order; positive floats are ordered as integers are. The steps of several runs
 // alternate, and divisions have no branches where quotients are neither tiny nor huge.
 #ifdef __CUDACC__
@@ -23,19 +23,22 @@ inline i32 smelt_nearest(f32 x) {  // 0 where it is none
 }
 #endif
 inline i32 smelt_from_lane(i32 x, int by) { return (i32)__shfl_xor_sync(0xffffffffu, (ui32)x, by); }
-template <int GROUP, int ZERO, int RUNS, int THREADS, class T> inline void smelt_round_row(int lane, const f32 *row,
-    i8 *q, f32 *scale, T *total) {
-  enum { ALL = (8 * RUNS + THREADS - 1) / THREADS, TURNS = ALL < 4 ? ALL : 4 };  // of a thread; at once
+// A row has RUNS, of which `columns` elements are written; what is written of a row is `step` elements after the row
+// before it. TALL: rows, at most.
+template <int GROUP, int ZERO, int RUNS, int THREADS, int TALL, class T> inline void smelt_round_rows(int lane,
+    int rows, int columns, const f32 *tile, int pitch, i64 step_of_row, i8 *q, f32 *scale, T *total) {
+  enum { ALL = (8 * RUNS * TALL + THREADS - 1) / THREADS, TURNS = ALL < 4 ? ALL : 4 };  // of a thread; at once
+  const int count = 8 * RUNS * (TALL == 1 ? rows > 0 : rows);
 #pragma unroll 1
-  for (int first = lane; first - lane % 32 < 8 * RUNS; first += TURNS * THREADS) {  // whole warps exchange numbers
+  for (int first = lane; first - lane % 32 < count; first += TURNS * THREADS) {  // whole warps exchange numbers
     smelt_words x[TURNS];
     i32 most[TURNS], sum[TURNS];
     f32 step[TURNS], factor[TURNS];
     ui32 word[TURNS];
 #pragma unroll
     for (int t = 0; t < TURNS; t++) {
-      const int at = first + t * THREADS;
-      x[t] = ((const smelt_words *)row)[at < 8 * RUNS ? at : 0];
+      const int at = first + t * THREADS, here = at < count ? at : 0, row = TALL == 1 ? 0 : here / (8 * RUNS);
+      x[t] = ((const smelt_words *)(tile + row * pitch))[here - row * (8 * RUNS)];
     }
 #pragma unroll
     for (int t = 0; t < TURNS; t++) {
@@ -84,10 +87,14 @@ template <int GROUP, int ZERO, int RUNS, int THREADS, class T> inline void smelt
 #pragma unroll
     for (int t = 0; t < TURNS; t++) {
       const int at = first + t * THREADS;
-      if (at >= 8 * RUNS) break;
-      ((ui32 *)q)[at] = word[t];
-      if (at % 8 == 0) scale[at / 8] = step[t];
-      if (at % (GROUP / 4) == 0) total[at / (GROUP / 4)] = ZERO ? (T)(sum[t] * -ZERO) : (T)(step[t] * (f32)sum[t]);
+      if (at >= count) break;
+      const int row = TALL == 1 ? 0 : at / (8 * RUNS), inside = at - row * (8 * RUNS);
+      if (4 * inside >= columns) continue;
+      const i64 to = row * step_of_row;
+      ((ui32 *)(q + to))[inside] = word[t];
+      if (inside % 8 == 0) scale[to / 32 + inside / 8] = step[t];
+      if (inside % (GROUP / 4) == 0)
+        total[to / GROUP + inside / (GROUP / 4)] = ZERO ? (T)(sum[t] * -ZERO) : (T)(step[t] * (f32)sum[t]);
     }
   }
 }

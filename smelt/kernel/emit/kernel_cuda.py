@@ -14,6 +14,7 @@ from math import inf
 
 from smelt.dim import Size
 from smelt.dtype import DType, bf16, i32, i64
+from smelt.ir.blocks import RUN
 from smelt.kernel import math
 from smelt.kernel.emit.blocks_cuda import block_call, choose_shape
 from smelt.kernel.emit.printer import Printer, apply_text
@@ -793,9 +794,11 @@ class StagePrinter(Printer):
 
     def round_row(self, stmt: RoundRow) -> str:
         kinds = (stmt.q, "i8"), (stmt.scale, "f32"), (stmt.total, "i32" if stmt.zero else "f32")
-        given = LANE, self.address(stmt.row, "f32"), *(self.address(place, kind) for place, kind in kinds)
-        sizes = stmt.group, stmt.zero, stmt.runs, self.group_threads
-        return f"smelt_round_row<{', '.join(map(str, sizes))}>({', '.join(given)});"
+        columns = str(RUN * stmt.runs) if stmt.columns is None else self.expr(stmt.columns)
+        tile = self.expr(stmt.rows), columns, self.address(stmt.row, "f32"), str(stmt.pitch), self.expr(stmt.step)
+        given = LANE, *tile, *(self.address(place, kind) for place, kind in kinds)
+        sizes = stmt.group, stmt.zero, stmt.runs, self.group_threads, stmt.most
+        return f"smelt_round_rows<{', '.join(map(str, sizes))}>({', '.join(given)});"
 
     def attend(self, attend: Attend, depth: int) -> list[str]:
         """A call of `smelt_attend`; the blocks of the statement are functions that it calls."""

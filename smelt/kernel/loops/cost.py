@@ -62,8 +62,8 @@ def count_work(statements: Sequence[Stmt]) -> Size:
                 total = total + count_work(then) + count_work(otherwise)
             case Let() | Store() | Update() | Set():
                 total = total + 1
-            case RoundRow(runs=runs):
-                total = total + 4 * RUN * runs
+            case RoundRow(runs=runs, most=most):
+                total = total + 4 * RUN * runs * most
             case Transpose(Slice(_, (Number(rows), Number(columns)))):
                 total = total + int(rows.real * columns.real) // 4
     return total
@@ -116,6 +116,7 @@ class Accesses:
                 self.block(put, queries * (statement.values + 2) * (1 if statement.share else self.bound(count)))
             case RoundRow(runs=runs, group=group):
                 self.reads[statement.row.array] = inf
+                times *= statement.most
                 targets = (statement.q, RUN * runs), (statement.scale, runs), (statement.total, RUN * runs // group)
                 for place, stored in targets:
                     self.writes[place.array] = self.writes.get(place.array, 0.0) + times * stored

@@ -307,10 +307,11 @@ class BlockMma(Frozen):
 
 
 class RoundRow(Frozen):
-    """Micro-kernel call: a row of f32 in a tile rounded to 8 bits (`smelt.round_blocks`), on a GPU.
+    """Micro-kernel call: rows of f32 in a tile rounded to 8 bits (`smelt.round_blocks`), on a GPU.
 
-    It has `runs` of 32 elements. What is written begins at `q` (integers), `scale` (of each run) and `total` (of each
-    `group`: the sum of its integers times -`zero`, or times the scale where that is 0).
+    A row has `runs` of 32 elements, of which `columns` are there. What is written begins at `q` (integers), `scale` (of
+    each run) and `total` (of each `group`: the sum of its integers times -`zero`, or times the scale where that is 0).
+    There are `rows`, at most `most`: a row is `pitch` elements after the one before, its integers are `step` after.
     """
 
     q: Place
@@ -320,6 +321,11 @@ class RoundRow(Frozen):
     runs: int
     group: int
     zero: int
+    rows: Expr = Number(1)
+    most: int = 1
+    pitch: int = 0
+    step: Expr = Number(0)
+    columns: Expr | None = None  # None: all
 
 
 class Attend(Frozen):
@@ -652,7 +658,7 @@ def _fields(*types: str) -> dict[type, tuple[str, ...]]:
 _BLOCKS, _VARS = _fields("tuple[Stmt, ...]"), _fields("Var")
 _PLACES = _fields("Place", "Slice")
 _EXPRS = _fields(
-    "Expr", "Expr | Split", "Place", "Slice", "Chunk | Place | None", "Place | None", "tuple[Expr, ...]"
+    "Expr", "Expr | Split", "Expr | None", "Place", "Slice", "Chunk | Place | None", "Place | None", "tuple[Expr, ...]"
 )  # whatever holds expressions
 
 

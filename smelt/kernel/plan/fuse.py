@@ -22,12 +22,13 @@ from smelt.kernel.build import reduce as build_reduce
 from smelt.kernel.build import transpose as build_transpose
 from smelt.kernel.build.elementwise import write_border
 from smelt.kernel.build.families import ANCHORS, SINKS, UPDATES
-from smelt.kernel.build.sinks import Output, find_sink, find_update
+from smelt.kernel.build.sinks import Output, Rounding, find_sink, find_update
 from smelt.kernel.loops.grammar import Amount, Expr, Number, add
 from smelt.kernel.loops.nest import Nest, SplitLoopError, flat, tensor, unsupported
 from smelt.kernel.loops.parallelise import parallelise
 from smelt.kernel.plan.concat_in_place import operand_starts
 from smelt.kernel.plan.materialise import SILENT, Materialised
+from smelt.kernel.plan.find_roundings import ROUND, find_roundings
 from smelt.kernel.plan.plan import (
     Branch,
     Buffer,
@@ -87,6 +88,7 @@ class _Fusion:
     returned: dict[Value, int] = field(default_factory=dict)  # buffers of the values that blocks return
     partly_written: set[int] = field(default_factory=set)  # those that are partly written already
     converted_copies: dict[Value, list[Value]] = field(default_factory=dict)  # materialised conversions
+    roundings: dict[Value, list[Rounding]] = field(default_factory=dict)  # of what is computed from a value
     known: set[str] = field(default_factory=set)  # symbols that are defined by now
     deferred: list[str] = field(default_factory=list)  # the data-dependent ones
     checks: dict[Check, int] = field(default_factory=dict)  # conditions on sizes, numbered
@@ -159,6 +161,8 @@ class _Fusion:
         for op in self.materialised.constants:
             self._constant(op)
         self._pair_up(region)
+        if self.target.kind == "simt":
+            self.roundings |= find_roundings(region, self.materialised)
         for value, target in zip(region.results, targets, strict=True):
             if (
                 direct
@@ -300,12 +304,20 @@ class _Fusion:
         anchor = self.materialised.anchors.get(op)
         if op.name not in SINKS and anchor is None:
             return None
-        first, last = (op, None) if anchor is None else (anchor.op, op.result)
+        first, last = (op, None) if anchor is None else (anchor.op, op.results[0])
         path, pair = ((), ()) if anchor is None else (anchor.path, anchor.pair)
         targets = list(outputs.values())
         more = self._converted_copies(op.result) if first.name in ANCHORS and len(op.results) == 1 else {}
         outputs.update(more)
         output, build = Output(targets, last, path, tuple(more.items()), pair), find_sink(first.name, self.target)
+        if op.name == ROUND and anchor is not None:
+            alone = Rounding(op, (), tuple(targets))
+            output = output.replace(targets=(), last=op.operands[0], roundings=(alone,))
+        elif found := self.roundings.get(op.results[0]):
+            made = {each.op: {value: self._destination(value) for value in each.op.results} for each in found}
+            there = tuple(each.replace(targets=tuple(made[each.op].values())) for each in found)
+            output = output.replace(roundings=there)
+            outputs.update({value: target for each in made.values() for value, target in each.items()})
         return [self._launch_variants(first, outputs, lambda nest: build(nest, first, output))]
 
     def _write_transpose(self, op: Op, outputs: Outputs) -> list[Step] | None:

@@ -11,6 +11,7 @@ from copy import copy
 from dataclasses import dataclass, field, fields
 
 from smelt.frozen import Frozen
+from smelt.ir.blocks import RUN
 from smelt.ir.core import Op, Region, Token, Value, find_captures
 from smelt.ir.ops import OPS
 from smelt.kernel.build.expand_depthwise import find_expansion
@@ -60,6 +61,7 @@ COSTLY = frozenset(
 LARGEST = 150  # ops per kernel
 FORMULA = 12  # ops of an index formula, at most
 ROWWISE = ("smelt.round_blocks", "smelt.round_rows")  # on a GPU their kernels compute what is in front, row by row
+ROUNDING = frozenset({"smelt.packed_block_dot"})  # whose kernels may round rows at the end of their epilogue on a GPU
 LONGEST_ROW = 8192  # elements of a row behind a reduction, which such a kernel holds
 
 
@@ -230,9 +232,12 @@ class Materialised:
         if any(value in self.values for value in pair):
             return False
         root = next(iter(use.roots))
-        if root in self.anchors or root.name not in PULLS or len(root.results) != 1 or root.name == "stablehlo.reduce":
+        if root in self.anchors or use.path is None:
             return False
-        if use.path is None:
+        if root.name == "smelt.round_blocks":
+            if self.expands or not can_round(op, use.path, pair):
+                return False
+        elif root.name not in PULLS or len(root.results) != 1 or root.name == "stablehlo.reduce":
             return False
         self.anchors[root] = Anchor(op, use.path, pair)
         return True
@@ -286,6 +291,14 @@ class Materialised:
         if one == other or self.expands or one is None or other is None:
             return one if one == other else None
         return tuple(a if a == b else None for a, b in zip(one, other, strict=True))
+
+
+def can_round(op: Op, path: Sequence[Op], pair: tuple[Value, ...]) -> bool:
+    """Whether the kernel of an op may round the rows at the end of its epilogue (`sinks.Output`) on a GPU: a run of 32
+    is in one tile."""
+    columns = tensor(op.results[0]).sizes[-1]
+    whole = isinstance(columns, int) and columns % RUN == 0 and not pair
+    return op.name in ROUNDING and whole and all(each.name == "stablehlo.reshape" for each in path)
 
 
 def _row_factors(region: Region, users: Users) -> set[Op]:
@@ -422,6 +435,8 @@ def _is_formula(op: Op) -> bool:
 
 def _path(op: Op, operand: int, beyond: tuple[Op, ...] | None) -> tuple[Op, ...] | None:
     """The moves from an operand to the root, given those from the op's result."""
+    if op.name == "smelt.round_blocks":
+        return beyond
     if beyond is None or len(op.results) != 1:
         return None
     if op.name in ("stablehlo.reshape", "stablehlo.transpose"):
