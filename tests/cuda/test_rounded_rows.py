@@ -17,6 +17,7 @@ from smelt.ir.attributes import DotDims
 from smelt.ir.blocks import BLOCKS
 from smelt.ir.core import Program, Value
 from smelt.ir.interpret import run
+from smelt.kernel.build import blocks_simt
 from smelt.passes.lower_blocks import round_activations
 from smelt.shape import Shape
 from tests.cuda.emulated import EmulatedCuda
@@ -128,3 +129,126 @@ def test_rows_that_are_not_finite(epsilon: float, emulated: EmulatedCuda, seed: 
         for one, other in zip(got, want, strict=True):
             if np.isfinite(other).all():
                 np.testing.assert_allclose(one, other, rtol=0, atol=4e-3 * np.abs(other).max())
+
+
+def rounded_product(format: str, depth: int, columns: int, *, kept: bool, ends: bool = True) -> Program:
+    """y = a by weights + x (`kept`: it is a result) and what `smelt.round_blocks` makes of y * s."""
+    rows = symbol("R")
+    shapes = Shape.of(f32, (rows, depth)), Shape.of(f32, (rows, columns)), Shape.of(f32, (columns,))
+    model = Model(*shapes, weights_of(format, columns, depth))
+    a, x, scale, w = model.f.args
+    f = model.f
+    y = f.add(x, model.multiply(a, w, format))
+    spread = f.broadcast_in_dim(scale, broadcast_dimensions=(1,), result=y.shape)
+    flat = f.reshape(f.multiply(y, spread), result=Shape.of(f32, (1, rows, columns)))
+    rounded = f.op("smelt.round_blocks", flat, **ROUNDINGS[format]).results
+    return round_activations(model.program(*([y] if kept else []), *rounded))
+
+
+ROUNDINGS = {
+    "q4_0": {"group": 32, "zero": 8},
+    "q4_k": {"group": 32, "zero": 0},
+    "q8_0": {"group": 32, "zero": 128},
+    "q6_k": {"group": 16, "zero": 32},
+    "q4_1": {"group": 32, "zero": 0},
+}
+
+
+def same_rounding(format: str, x: Array, got: list[Array]) -> None:
+    """Bits of the reference for rows [row, k] of f32."""
+    sketch = Sketch(Shape.of(f32, (1, *x.shape)))
+    rounded = sketch.f.op("smelt.round_blocks", sketch.f.args[0], **ROUNDINGS[format]).results
+    for want, each in zip(run(sketch.program(*rounded), [x[None]]), got, strict=True):
+        np.testing.assert_array_equal(each, want)
+
+
+@pytest.mark.races
+@pytest.mark.parametrize("format", ["q4_0", "q4_k", "q8_0", "q4_1", "q6_k"])
+def test_a_product_rounds_what_it_stores(format: str, emulated: EmulatedCuda, seed: int) -> None:
+    """Of any number of rows, with the bits of a launch of its own; also where there are several tiles, and rows that
+    are not finite."""
+    depth, columns, random = 512, 160, np.random.default_rng(seed)
+    program = rounded_product(format, depth, columns, kept=True)
+    found = [each for each in kernels_of(program, emulated) if each != "map"]
+    assert found == ["round_blocks", "packed_block_dot"]
+    sizes = (ROWS[-1], depth), (ROWS[-1], columns), (columns,)
+    a, x, scale = (random.standard_normal(size).astype(np.float32) for size in sizes)
+    x[3], x[5, :40], x[6, 70], x[7, 140] = 1e30, 1e-40, np.inf, np.nan
+    w = random_weights(BLOCKS[format], columns, depth // BLOCKS[format].length, seed=seed)
+    made = compiled(program, emulated)
+    every = [[each.numpy() for each in made(a[:rows], x[:rows], scale, w)] for rows in ROWS]
+    for rows, (y, *rounded) in zip(ROWS, every, strict=True):
+        with np.errstate(all="ignore"):
+            same_rounding(format, y * scale, rounded)
+        np.testing.assert_array_equal(y, every[-1][0][:rows])
+    want = run(program, [a, x, scale, w])[0]
+    finite = np.isfinite(want) & (np.abs(want) < 1e20)
+    np.testing.assert_allclose(every[-1][0][finite], want[finite], rtol=0, atol=4e-6 * np.abs(want[finite]).max())
+
+
+@pytest.mark.parametrize("machine", ["sm_90", "sm_80"])
+def test_what_is_rounded_alone_is_not_stored(machine: str, emulated: EmulatedCuda, seed: int) -> None:
+    depth, columns, random = 256, 96, np.random.default_rng(seed)
+    programs = [rounded_product("q4_0", depth, columns, kept=kept) for kept in (True, False)]
+    assert kernels_of(programs[0], emulated, machine) == kernels_of(programs[1], emulated, machine)
+    plans = [plan_program(each, emulated.target(machine)) for each in programs]
+    sizes = (ROWS[-1], depth), (ROWS[-1], columns), (columns,)
+    a, x, scale = (random.standard_normal(size).astype(np.float32) for size in sizes)
+    w = random_weights(BLOCKS["q4_0"], columns, depth // 32, seed=seed)
+    made, other = (compiled(each, emulated, machine) for each in programs)
+    del plans
+    for rows in ROWS:
+        y, *want = (each.numpy() for each in made(a[:rows], x[:rows], scale, w))
+        same_rounding("q4_0", y * scale, want)
+        for one, two in zip(other(a[:rows], x[:rows], scale, w), want, strict=True):
+            np.testing.assert_array_equal(one.numpy(), two)
+
+
+def test_large_tiles_round_as_small_ones_do(emulated: EmulatedCuda, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last of them has a part of its columns."""
+    depth, columns, random = 512, 160, np.random.default_rng(seed)
+    program = rounded_product("q4_0", depth, columns, kept=True)
+    arrays = [random.standard_normal(size).astype(np.float32) for size in ((140, depth), (140, columns), (columns,))]
+    w = random_weights(BLOCKS["q4_0"], columns, depth // 32, seed=seed)
+    found = []
+    for enough in (blocks_simt.ENOUGH, 1):
+        monkeypatch.setattr(blocks_simt, "ENOUGH", enough)
+        (text,) = {"smelt_block_tile<" in emit_source([plan_program(program, emulated.target())]).text()}
+        y, *rounded = (each.numpy() for each in compiled(program, emulated)(*arrays, w))
+        same_rounding("q4_0", y * arrays[2], rounded)
+        found.append((text, y))
+    np.testing.assert_array_equal(found[0][1], found[1][1])
+
+
+def layer(depth: int, width: int) -> Program:
+    """z = y + down(act(up(norm(y)))) with y = x + out(a): two norms, and two residuals."""
+    rows, format = symbol("R"), "q4_0"
+    shapes = [weights_of(format, *each) for each in ((depth, depth), (width, depth), (depth, width))]
+    model = Model(*[Shape.of(f32, (rows, depth))] * 2, Shape.of(f32, (depth,)), *shapes)
+    f = model.f
+    a, x, scale, out, up, down = f.args
+    y = f.add(x, model.multiply(a, out, format))
+    inner = model.multiply(model.norm(y, scale), up, format)
+    return round_activations(
+        model.program(f.add(y, model.multiply(f.multiply(inner, f.logistic(inner)), down, format)), y)
+    )
+
+
+@pytest.mark.races
+def test_a_layer_has_a_launch_for_each_product(emulated: EmulatedCuda, seed: int) -> None:
+    depth, width, random = 256, 320, np.random.default_rng(seed)
+    program = layer(depth, width)
+    found = [each for each in kernels_of(program, emulated) if each != "map"]
+    assert found == ["round_blocks", *["packed_block_dot"] * 3]
+    a, x = (random.standard_normal((ROWS[-1], depth)).astype(np.float32) for _ in range(2))
+    scale = random.standard_normal(depth).astype(np.float32)
+    sizes = (depth, depth), (width, depth), (depth, width)
+    weights = [random_weights(BLOCKS["q4_0"], one, two // 32, seed=seed + i) for i, (one, two) in enumerate(sizes)]
+    want, _ = run(lower(program, emulated.target()), [a, x, scale, *weights])
+    plain, _ = run(program, [a, x, scale, *weights])
+    made = compiled(program, emulated)
+    every = [made(a[:rows], x[:rows], scale, *weights)[0].numpy() for rows in ROWS]
+    close(every[-1], want, 2e-3)  # steps where the last bit of a sum moves a quotient
+    close(every[-1], plain, 4e-3)
+    for rows, got in zip(ROWS, every, strict=True):
+        np.testing.assert_array_equal(got, every[-1][:rows])
