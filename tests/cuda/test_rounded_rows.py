@@ -15,12 +15,14 @@ from smelt.engine.native import compile_all
 from smelt.errors import SmeltError
 from smelt.ir.attributes import DotDims
 from smelt.ir.blocks import BLOCKS
+from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program, Value
 from smelt.ir.interpret import run
-from smelt.kernel.build import blocks_simt
+from smelt.kernel.build import blocks_simt, paged_attention_simt
 from smelt.passes.lower_blocks import round_activations
 from smelt.shape import Shape
 from tests.cuda.emulated import EmulatedCuda
+from tests.unit.ir import test_paged_attention_op as paged
 from tests.unit.kernel.test_block_dot import Sketch, random_weights
 
 ROWS = 1, 2, 8, 9, 33, 70
@@ -252,3 +254,84 @@ def test_a_layer_has_a_launch_for_each_product(emulated: EmulatedCuda, seed: int
     close(every[-1], plain, 4e-3)
     for rows, got in zip(ROWS, every, strict=True):
         np.testing.assert_array_equal(got, every[-1][:rows])
+
+
+# heads, groups, depth, values, page, window, softcap, sinks, element type of the pages
+PAGED = {
+    "shared heads": (4, 2, 64, 128, 64, 0, 0.0, False, "bf16"),
+    "many heads, window, sinks": (20, 1, 32, 64, 16, 50, 2.0, True, "bf16"),
+    "f32": (6, 2, 8, 32, 4, 0, 0.0, False, "f32"),
+}
+
+
+def rounded_attention(case: tuple[Any, ...], gated: bool = False) -> Program:
+    """The rounded rows of attention, times a number of each element if `gated`."""
+    (op,) = [each for each in paged.program(case).main.body.ops if each.name == "smelt.paged_attention"]
+    types = [*(each.shape for each in op.operands), op.result.shape]
+    f = FuncBuilder("main", types)
+    *args, gate = f.args
+    x = f.op(op.name, *args, **op.attrs).result
+    x = f.multiply(x, f.logistic(gate)) if gated else x
+    count, heads, values = x.shape.sizes
+    flat = f.reshape(x, result=Shape.of(f32, (1, count, heads * values)))
+    return Program.of(f.func(*f.op("smelt.round_blocks", flat, **ROUNDINGS["q4_0"]).results))
+
+
+def choose_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels for few queries: clusters, a block for each, chunks that a later launch joins."""
+    if name == "blocks":
+        monkeypatch.setattr(paged_attention_simt, "LEAST_HEADS", 1)
+    if name != "clusters":
+        monkeypatch.setattr(paged_attention_simt, "CLUSTERS", {8: 0})
+    if name == "chunks":
+        monkeypatch.setattr(paged_attention_simt, "DECODE_CHUNKS", 1)
+
+
+@pytest.mark.parametrize("kernels", ["clusters", "blocks", "chunks"])
+@pytest.mark.parametrize("name", PAGED)
+def test_attention_rounds_its_rows(
+    name: str, kernels: str, emulated: EmulatedCuda, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bits of attention without it, rounded by the reference: of one query, and of a few."""
+    choose_kernels(kernels, monkeypatch)
+    check_attention(name, [(0, 1), (11, 20)], emulated, seed)
+
+
+@pytest.mark.races
+@pytest.mark.parametrize("kernels", ["clusters", "blocks", "chunks"])
+def test_attention_puts_its_rows_into_shared_memory(
+    kernels: str, emulated: EmulatedCuda, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choose_kernels(kernels, monkeypatch)
+    check_attention("shared heads", [(10, 12)], emulated, seed)
+
+
+@pytest.mark.parametrize("name", PAGED)
+def test_rows_of_many_queries(name: str, emulated: EmulatedCuda, seed: int) -> None:
+    """A further launch of the same kernel rounds them."""
+    check_attention(name, [(0, 66)], emulated, seed)
+
+
+def check_attention(name: str, parts: list[tuple[int, int]], emulated: EmulatedCuda, seed: int) -> None:
+    case = PAGED[name]
+    program = rounded_attention(case)
+    assert kernels_of(program, emulated) == ["paged_attention"]
+    whole, made = compiled(paged.program(case), emulated), compiled(program, emulated)
+    given = paged.inputs(case, seed)
+    for start, end in parts:
+        some = [np.resize(each, (end, *each.shape[1:]))[start:] if i in (0, 4, 5) else each for i, each in enumerate(given)]
+        x = whole(*some)[0].numpy()
+        got = [each.numpy() for each in made(*some, np.zeros(x.shape, np.float32))]
+        same_rounding("q4_0", x.reshape(len(x), -1), got)
+
+
+def test_gated_attention_rounds_its_rows(emulated: EmulatedCuda, seed: int) -> None:
+    case = PAGED["shared heads"]
+    program = rounded_attention(case, gated=True)
+    assert kernels_of(program, emulated) == ["paged_attention"]
+    given = paged.inputs(case, seed)
+    gate = np.random.default_rng(seed).standard_normal((len(given[0]), case[0], case[3]), np.float32)
+    got = [each.numpy() for each in compiled(program, emulated)(*given, gate)]
+    want = run(program, [*given, gate])
+    assert np.abs(got[0].astype(int) - want[0].astype(int)).max() <= 1
+    np.testing.assert_allclose(got[1], want[1], rtol=0, atol=2e-5 * want[1].max())

@@ -8,12 +8,13 @@ of a query depend on its position alone. More queries over bf16 pages go to `pag
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
 from smelt.dim import Size, ceildiv, floordiv, maximum, minimum
 from smelt.dtype import f32, i1, i64
+from smelt.ir.blocks import RUN
 from smelt.ir.core import Op
 from smelt.kernel.build.attention_flash import inside
 from smelt.kernel.build.attention_shape import fold_here
@@ -22,6 +23,7 @@ from smelt.kernel.build.gather_scatter import to_index
 from smelt.kernel.build.gemm import axis_stride, element_place
 from smelt.kernel.build.paged_attention import Paged, build_blocks
 from smelt.kernel.build.paged_flash import build_paged_flash, find_tile, has_aligned_pages
+from smelt.kernel.build.round_simt import Rows, round_kept, round_tile
 from smelt.kernel.build.sinks import Output, simt_sink
 from smelt.kernel.loops.grammar import Amount, Decode, Expr, Number, Quotient, Set, add, scale, split
 from smelt.kernel.loops.nest import Nest, flat, tensor
@@ -52,17 +54,25 @@ def paged_attention(nest: Nest, op: Op, output: Output) -> None:
     many = minimum(floordiv(paged.count, FEW + 1), 1)
     if many != 1:
         _build_chunks(nest, paged, 1 - many, output)
-    tile = find_tile(nest, paged)
-    if many != 0 and tile is not None:
-        build_paged_flash(nest, paged, tile, many, output)
-    elif many != 0:
-        build_blocks(nest, op, output, many)
+    if many == 0:
+        return
+    tile, kept = find_tile(nest, paged), output
+    if output.roundings:  # behind these kernels
+        groups, rows, depth = tensor(output.roundings[0].op.operands[0]).sizes
+        held = nest.scratch(Shape.of(f32, (groups * many, rows, depth)))
+        kept = output.replace(targets=(held,), roundings=())
+    if tile is not None:
+        build_paged_flash(nest, paged, tile, many, kept)
+    else:
+        build_blocks(nest, op, kept, many)
+    if output.roundings:
+        round_kept(nest, output, kept.targets[0], many)
 
 
 def _build_chunks(nest: Nest, paged: Paged, here: Size, output: Output) -> None:
     op, shared = paged.op, paged.shared
     chunks = ceildiv(tensor(op.operands[3]).sizes[1] * paged.page, CHUNK)
-    tensor_cores = fits_tensor_cores(nest, paged)
+    tensor_cores = fits_tensor_cores(nest, paged, output)
     if tensor_cores:
         here = _combine_chunks(nest, paged, chunks, here, output)
     if here == 0:
@@ -90,7 +100,7 @@ def _combine_chunks(nest: Nest, paged: Paged, chunks: Size, here: Size, output: 
     short = 1 - minimum(floordiv(chunks, DECODE_CHUNKS + 1), 1)
     heads = paged.groups * -(-paged.shared // DECODE_ROWS)
     clusters = WARPGROUPS in nest.target.features and fits_decode(
-        nest.target.cache_bytes[0], paged.depth, paged.values, most, DECODE_CHUNKS
+        _ring_room(nest, paged, output), paged.depth, paged.values, most, DECODE_CHUNKS
     )
     few: Size = 0
     if clusters and heads <= CLUSTERS[SHARE]:
@@ -103,13 +113,18 @@ def _combine_chunks(nest: Nest, paged: Paged, chunks: Size, here: Size, output: 
     return here * (1 - few) * (1 - some)
 
 
-def fits_tensor_cores(nest: Nest, paged: Paged) -> bool:
+def _ring_room(nest: Nest, paged: Paged, output: Output) -> int:
+    """Bytes of shared memory beside what a block rounds."""
+    return nest.target.cache_bytes[0] - (DECODE_ROWS * paged.values * 4 if output.roundings else 0)
+
+
+def fits_tensor_cores(nest: Nest, paged: Paged, output: Output) -> bool:
     """Whether pages are bf16, with 16 aligned bytes at a time, and `Decode` computes this attention."""
     if paged.depth % 16 or paged.values % 16 or paged.page % 16 or CHUNK != DECODE_KEYS:
         return False
     if max(paged.depth, paged.values) > DECODE_DEEPEST:
         return False
-    room = nest.target.cache_bytes[0]
+    room = _ring_room(nest, paged, output)
     return fits_decode(room, paged.depth, paged.values, DECODE_ROWS, 0) and has_aligned_pages(nest, paged)
 
 
@@ -118,7 +133,7 @@ def _decode(
 ) -> None:
     """All chunks on tensor cores. A block has some that are far apart: the last ones are often empty. Without `parts`,
     `share` adjacent blocks combine theirs."""
-    op, blocks = paged.op, -(-paged.shared // DECODE_ROWS)
+    op, blocks, most = paged.op, -(-paged.shared // DECODE_ROWS), min(paged.shared, DECODE_ROWS)
     groups = share or minimum(kept[2], maximum(LEAST_BLOCKS, ceildiv(kept[2], MOST_CHUNKS)))
     several = DECODE_CHUNKS // share if share else MOST_CHUNKS
     sizes = paged.count * here, paged.groups, blocks
@@ -154,9 +169,13 @@ def _decode(
             if paged.numbers.window:
                 there = nest.apply("GE", key, seen.first, dtype=i1)
                 masked = nest.apply("select", there, masked, Number(-inf, f32), dtype=f32)
+        rounds = parts is None and bool(output.roundings)
+        result = nest.tile("result", f32, most * paged.values) if rounds else ""
         with inside(nest, chunk, row, column, element, total) as put:
             if parts is None:
-                _finish(nest, paged, output, (token, head_of(row), column), element, total)
+                found = _finish(nest, paged, output, (token, head_of(row), column), element, total)
+                if found is not None:
+                    nest.write(result, add(scale(row, paged.values), column), found)
             else:
                 nest.store(parts, flat((token, group, chunk, add(first, row), add(column, 2)), kept), element)
         with inside(nest, row) as at_sink:
@@ -164,7 +183,7 @@ def _decode(
         nest.emit(
             Decode(
                 rows,
-                min(paged.shared, DECODE_ROWS),
+                most,
                 seen.end,
                 paged.depth,
                 paged.values,
@@ -198,6 +217,12 @@ def _decode(
                 held=DECODE_CHUNKS if share > 1 else 0,
             )
         )
+        if rounds:
+            combines = nest.apply("EQ", number, Number(0), dtype=i1)
+            there = nest.apply("select", combines, rows, Number(0), dtype=i64) if share > 1 else rows
+            start = flat((token, head_of(Number(0)), Number(0)), tensor(op.result).sizes)
+            held = Rows(result, there, most, paged.values, Number(paged.values))
+            round_tile(nest, output, held, start, paged.values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,33 +352,55 @@ def _safe(nest: Nest, best: Expr) -> Expr:
 
 def _join(nest: Nest, paged: Paged, parts: int, kept: tuple[Size, ...], here: Size, output: Output) -> None:
     """Combine the chunks of each query, in order; a query without keys gives zeros. A thread has an element of the
-    result, and reads several chunks at a time: the last one again and again, which then counts nothing."""
-    with nest.loops((paged.count * here, paged.groups, paged.shared, paged.values)) as (token, group, inner, e):
-        keys = _Keys.of(nest, paged, token)
-        head = nest.let(add(scale(group, paged.shared), inner))
-        first = nest.let(Quotient(keys.first, CHUNK))
-        last = nest.let(Quotient(nest.apply("maximum", nest.let(add(keys.end, -1)), Number(0)), CHUNK))
-        some = nest.less(keys.first, keys.end)
-        count = nest.let(add(last, scale(first, -1), 1))
-        turns = nest.let(Quotient(nest.let(add(count, JOINED - 1)), JOINED))
-        turns = nest.apply("select", some, turns, Number(0), dtype=i64)
+    result, and reads several chunks at a time: the last one again and again, which then counts nothing. Those of a run
+    are a warp where it rounds them."""
+    outer = paged.count * here, paged.groups, paged.shared
+    if not output.roundings:
+        with nest.loops((*outer, paged.values)) as (*index, e):
+            _join_element(nest, paged, parts, kept, (*index, e), output)
+        return
+    with nest.loops((*outer, paged.values // RUN)) as (token, group, inner, run):
+        held = nest.tile("run", f32, RUN)
+        with nest.loop(RUN, "lane") as at:
+            e = nest.let(add(scale(run, RUN), at))
+            found = _join_element(nest, paged, parts, kept, (token, group, inner, e), output)
+            assert found is not None
+            nest.write(held, at, found)
+        head = add(scale(group, paged.shared), inner)
+        start = flat((token, head, scale(run, RUN)), tensor(paged.op.result).sizes)
+        round_tile(nest, output, Rows(held, Number(1), 1, RUN, Number(RUN)), start, RUN)
 
-        def item(number: Expr, place: Expr) -> Expr:
-            index = (token, group, nest.apply("minimum", number, last, dtype=i64), inner, place)
-            return nest.read(nest.buffer(parts), flat(index, kept), f32)
 
-        sink = _sink(nest, paged, head)
-        none = nest.apply("EQ", sink, Number(-inf, f32), dtype=i1)
-        start = nest.apply("select", none, Number(0.0, f32), Number(1.0, f32), dtype=f32)
-        sums = tuple(nest.declare(f32, each) for each in (sink, start, Number(0.0, f32)))
-        with nest.loop(turns, "ordered", fence=True) as turn:
-            numbers = [nest.let(add(first, scale(turn, JOINED), i)) for i in range(JOINED)]
-            read = [[item(number, place) for place in (Number(0), Number(1), add(e, 2))] for number in numbers]
-            for number, (level, *more) in zip(numbers, read, strict=True):
-                hidden = nest.apply("GT", number, last, dtype=i1)
-                add_chunk(nest, sums, level, more, hidden)
-        _, total, result = sums
-        _finish(nest, paged, output, (token, head, e), nest.keep(result), nest.keep(total))
+def _join_element(
+    nest: Nest, paged: Paged, parts: int, kept: tuple[Size, ...], index: Sequence[Expr], output: Output
+) -> Expr | None:
+    """An element of the result; what `Output.finish` returns."""
+    token, group, inner, e = index
+    keys = _Keys.of(nest, paged, token)
+    head = nest.let(add(scale(group, paged.shared), inner))
+    first = nest.let(Quotient(keys.first, CHUNK))
+    last = nest.let(Quotient(nest.apply("maximum", nest.let(add(keys.end, -1)), Number(0)), CHUNK))
+    some = nest.less(keys.first, keys.end)
+    count = nest.let(add(last, scale(first, -1), 1))
+    turns = nest.let(Quotient(nest.let(add(count, JOINED - 1)), JOINED))
+    turns = nest.apply("select", some, turns, Number(0), dtype=i64)
+
+    def item(number: Expr, place: Expr) -> Expr:
+        index = (token, group, nest.apply("minimum", number, last, dtype=i64), inner, place)
+        return nest.read(nest.buffer(parts), flat(index, kept), f32)
+
+    sink = _sink(nest, paged, head)
+    none = nest.apply("EQ", sink, Number(-inf, f32), dtype=i1)
+    start = nest.apply("select", none, Number(0.0, f32), Number(1.0, f32), dtype=f32)
+    sums = tuple(nest.declare(f32, each) for each in (sink, start, Number(0.0, f32)))
+    with nest.loop(turns, "ordered", fence=True) as turn:
+        numbers = [nest.let(add(first, scale(turn, JOINED), i)) for i in range(JOINED)]
+        read = [[item(number, place) for place in (Number(0), Number(1), add(e, 2))] for number in numbers]
+        for number, (level, *more) in zip(numbers, read, strict=True):
+            hidden = nest.apply("GT", number, last, dtype=i1)
+            add_chunk(nest, sums, level, more, hidden)
+    _, total, result = sums
+    return _finish(nest, paged, output, (token, head, e), nest.keep(result), nest.keep(total))
 
 
 def _sink(nest: Nest, paged: Paged, head: Expr) -> Expr:
@@ -362,8 +409,10 @@ def _sink(nest: Nest, paged: Paged, head: Expr) -> Expr:
     return nest.convert(nest.pull(operands[6], (head,)), f32) if len(operands) == 7 else Number(-inf, f32)
 
 
-def _finish(nest: Nest, paged: Paged, output: Output, index: tuple[Expr, ...], result: Expr, total: Expr) -> None:
+def _finish(
+    nest: Nest, paged: Paged, output: Output, index: tuple[Expr, ...], result: Expr, total: Expr
+) -> Expr | None:
     """Divide by the sum of weights; a query without keys gives zeros."""
     none = nest.apply("EQ", total, Number(0.0, f32), dtype=i1)
     element = nest.apply("select", none, Number(0.0, f32), nest.apply("divide", result, total), dtype=f32)
-    output.finish(nest, paged.op, index, nest.convert(element, tensor(paged.op.result).element))
+    return output.finish(nest, paged.op, index, nest.convert(element, tensor(paged.op.result).element))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from smelt.dim import Size
+from smelt.dim import Size, ceildiv
+from smelt.dtype import f32, i64
 from smelt.frozen import Frozen
 from smelt.ir.blocks import RUN
 from smelt.kernel.build.sinks import Output
-from smelt.kernel.loops.grammar import Amount, Expr, Number, Place, RoundRow, split
-from smelt.kernel.loops.nest import Nest
+from smelt.kernel.loops.grammar import Amount, Expr, Number, Place, RoundRow, add, scale, split
+from smelt.kernel.loops.nest import Nest, flat, tensor
+
+TOGETHER = 4 * RUN  # elements of a warp: each thread has four
 
 
 class Rows(Frozen):
@@ -32,3 +35,17 @@ def round_tile(nest: Nest, output: Output, held: Rows, start: Expr, step: Size) 
         columns = None if held.columns == Number(held.width) else held.columns
         rows = held.rows, held.most, held.width, Amount(step), columns
         nest.emit(RoundRow(q, scales, totals, Place(held.tile, Number(0)), held.width // RUN, group, zero, *rows))
+
+
+def round_kept(nest: Nest, output: Output, buffer: int, here: Size) -> None:
+    """Round rows that are in a buffer, in a launch of its own. `here`: 1 where they are there, else 0."""
+    groups, rows, depth = sizes = tensor(output.roundings[0].op.operands[0]).sizes
+    with nest.loops((groups * here, rows, ceildiv(depth, TOGETHER))) as (group, row, part):
+        first = nest.let(scale(part, TOGETHER))
+        start = flat((group, row, first), sizes)
+        left = nest.let(add(depth, scale(first, -1)))
+        columns = nest.apply("minimum", Number(TOGETHER), left, dtype=i64)
+        held = nest.tile("run", f32, TOGETHER)
+        with nest.loop(TOGETHER, "lane") as at, nest.guard(nest.less(at, columns)):
+            nest.write(held, at, nest.read(nest.buffer(buffer), add(start, at), f32))
+        round_tile(nest, output, Rows(held, Number(1), 1, TOGETHER, columns), start, TOGETHER)

@@ -399,7 +399,7 @@ class StagePrinter(Printer):
             case Attend():
                 return self.attend(stmt, depth)
             case Decode():
-                return self.decode(stmt, depth)
+                return self.fence(self.decode(stmt, depth), stmt, pad)
             case BlockMma():
                 return self.fence(self.block_mma(stmt, depth), stmt, pad)
             case RoundRow():

@@ -230,8 +230,11 @@ def _stage(part: _Part, saved: Saved, room: int) -> Stage:
         threads = attend_threads(flash)
         ring = shared = attend_bytes(flash, room)
     elif decode is not None:
-        assert not found, "its block has no other tiles"
-        ring = shared = decode_bytes(decode, room)
+        beside = sum(_round_up(tile_bytes(tile)) for tile in dict.fromkeys(found))
+        ring = shared = decode_bytes(decode, room, beside)
+        for tile in dict.fromkeys(found):
+            tiles = (*tiles, (tile, shared))
+            shared += _round_up(tile_bytes(tile))
     elif products:
         ring, tiles, shared = _around(products, found, room, static_extent(extent))
         threads = max(block_threads(each) if isinstance(each, BlockMma) else THREADS for each in products)

@@ -412,16 +412,16 @@ def fits_decode(room: int, depth: int, values: int, most: int, held: int) -> boo
     return 2 * decode_slot(depth, values) + decode_fixed(depth, values, most, held) <= room
 
 
-def decode_bytes(decode: Decode, room: int) -> int:
+def decode_bytes(decode: Decode, room: int, beside: int = 0) -> int:
     """The shared memory of a block: a ring of three slots, or two, of a size for two blocks on a multiprocessor if that
-    is possible. More would be read before the first keys are there."""
+    is possible. More would be read before the first keys are there. `beside`: bytes of its tiles."""
     fixed, slot = _decode_sizes(decode)
     both = (room + RESERVED) // 2 - RESERVED
     several = decode.count.size if isinstance(decode.count, Amount) else DECODE_SLOTS
     useful = 2 * several if isinstance(several, int) else DECODE_SLOTS
     wanted = [fixed + each * slot for each in range(min(useful, DECODE_SLOTS), 1, -1)]
     enough = both if decode.share <= 1 else room
-    return next(each for most in (enough, room) for each in wanted if each <= most)
+    return next(each for most in (enough, room) for each in wanted if each + beside <= most)
 
 
 def _decode_sizes(decode: Decode) -> tuple[int, int]:

@@ -63,7 +63,7 @@ def _find_source(op: Op, order: dict[Op, int], materialised: Materialised) -> tu
     assert last.op is not None
     anchor = materialised.anchors.get(last.op)
     first, before, pair = (last.op, (), ()) if anchor is None else (anchor.op, anchor.path, anchor.pair)
-    if len(last.op.results) > 1 or not can_round(first, before, pair):
+    if first.name != "smelt.packed_block_dot" or not can_round(first, before, pair):
         return None
     return last, tuple(paths[0] or ())
 

@@ -61,7 +61,8 @@ COSTLY = frozenset(
 LARGEST = 150  # ops per kernel
 FORMULA = 12  # ops of an index formula, at most
 ROWWISE = ("smelt.round_blocks", "smelt.round_rows")  # on a GPU their kernels compute what is in front, row by row
-ROUNDING = frozenset({"smelt.packed_block_dot"})  # whose kernels may round rows at the end of their epilogue on a GPU
+# Ops whose kernels may round rows at the end of their epilogue on a GPU.
+ROUNDING = frozenset({"smelt.packed_block_dot", "smelt.paged_attention"})
 LONGEST_ROW = 8192  # elements of a row behind a reduction, which such a kernel holds
 
 
