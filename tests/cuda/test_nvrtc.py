@@ -26,6 +26,7 @@ from smelt.passes.lower_blocks import round_activations
 from smelt.passes.quantise import with_precision
 from smelt.run.load import every_code
 from tests.conformance import native_cases
+from tests.cuda.test_rounded_rows import PAGED, layer, rounded_attention
 from tests.property.models import MODELS
 from tests.property.problems import KINDS, draw
 from tests.unit.kernel.test_grouped import grouped_blocks
@@ -99,6 +100,16 @@ def test_grouped_products_compile(machine: str) -> None:
     programs = [parse(dense), round_activations(grouped_blocks(BLOCKS["q4_0"], 4, 64))]
     *files, _ = emit_source([plan_program(program, TARGETS[machine]) for program in programs]).texts(1)
     assert all(name in "".join(files) for name in ("smelt0_grouped_dot", "smelt1_grouped_block_dot"))
+    for text in files:
+        assert len(cuda_compile.compile_cuda(text, machine)) > 5_000
+
+
+@pytest.mark.parametrize("machine", ["sm_80", "sm_90"])
+def test_rounded_rows_compile(machine: str) -> None:
+    """In epilogues of products and attention, with the factors of norms beside a product."""
+    cases = [rounded_attention(case) for case in PAGED.values()]
+    *files, _ = emit_source([plan_program(each, TARGETS[machine]) for each in (layer(1024, 2048), *cases)]).texts(1)
+    assert all(name in "".join(files) for name in ("smelt_round_rows<", "smelt_aside", "smelt_decode<"))
     for text in files:
         assert len(cuda_compile.compile_cuda(text, machine)) > 5_000
 

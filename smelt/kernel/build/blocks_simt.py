@@ -187,9 +187,7 @@ def _choose_tiles(nest: Nest, op: Op, least: int) -> tuple[int, int]:
     return tile_ahead(op.attrs["format"], panels[2], nest.target.cache_bytes[0]), max(rows, least)
 
 
-def _chunks(
-    nest: Nest, op: Op, output: Output, most: int, here: Size, ahead: int = 0, factors: int = -1
-) -> None:
+def _chunks(nest: Nest, op: Op, output: Output, most: int, here: Size, ahead: int = 0, factors: int = -1) -> None:
     """Chunks of at most this number of rows. `here`: 1 where there are as many, else 0. `ahead`: of a large tile.
     `factors`: the buffer of those of several rows."""
     *left, panels = op.operands[:4]

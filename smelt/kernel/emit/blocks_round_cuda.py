@@ -7,9 +7,9 @@ import numpy as np
 from smelt.ir.ops.packed_blocks import LEAST, MOST
 
 ROUND = """\
-// Rows of f32 in shared memory, `pitch` apart, rounded to 8 bits in runs of 32: eight threads have a run, each four elements of it.
-// Integers may be summed in any order; positive floats are ordered as integers are. The steps of several runs
-// alternate, and divisions have no branches where quotients are neither tiny nor huge.
+// Rows of f32 in shared memory, `pitch` apart, rounded to 8 bits in runs of 32: eight threads have a run, each four
+// elements of it. Integers may be summed in any order; positive floats are ordered as integers are. The steps of
+// several runs alternate, and divisions have no branches where quotients are neither tiny nor huge.
 #ifdef __CUDACC__
 inline f32 smelt_inverse(f32 x) {  // rounded to nearest, as 1 / x is, where both are normal
   f32 y;

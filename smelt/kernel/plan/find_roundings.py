@@ -1,5 +1,5 @@
-"""Roundings of rows that the kernel in front can do: what is rounded is computed, element by element, from the last value
-of its epilogue. Called by `fuse`, on a GPU, when it is known what is materialised."""
+"""Roundings of rows that the kernel in front can do: what is rounded is computed, element by element, from the last
+value of its epilogue. Called by `fuse`, on a GPU, when it is known what is materialised."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ from smelt.kernel.loops.grammar import Amount, Expr, Number, add
 from smelt.kernel.loops.nest import Nest, SplitLoopError, flat, tensor, unsupported
 from smelt.kernel.loops.parallelise import parallelise
 from smelt.kernel.plan.concat_in_place import operand_starts
-from smelt.kernel.plan.materialise import SILENT, Materialised
 from smelt.kernel.plan.find_roundings import ROUND, find_roundings
+from smelt.kernel.plan.materialise import SILENT, Materialised
 from smelt.kernel.plan.plan import (
     Branch,
     Buffer,
