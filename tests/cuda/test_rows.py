@@ -14,16 +14,17 @@ from smelt.dtype import Array, dtype
 from smelt.engine.compile import emit_source, plan_program
 from smelt.engine.native import NativeEngine, compile_all
 from smelt.errors import SmeltError
+from smelt.ir.attributes import DotDims
 from smelt.ir.blocks import BLOCKS
 from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program, Value
 from smelt.ir.interpret import run
 from smelt.kernel.loops import rows as rows_in_registers
+from smelt.passes.lower_blocks import round_activations
 from smelt.shape import Shape
 from smelt.weights import Weights
 from tests.cuda.emulated import EmulatedCuda
-from tests.cuda.test_blocks import feed_forward
-from tests.unit.kernel.test_block_dot import random_weights
+from tests.unit.kernel.test_block_dot import Sketch, random_weights
 
 
 def along(f: FuncBuilder, row: Value, like: Value) -> Value:
@@ -128,14 +129,21 @@ def test_rows_that_stay_in_memory(emulated: EmulatedCuda, seed: int) -> None:
 
 
 def test_a_norm_whose_row_is_rounded_to_bytes(emulated: EmulatedCuda, seed: int) -> None:
-    """The map behind the reduction writes to shared memory."""
-    depth, width, random = 1536, 64, np.random.default_rng(seed)
-    made = feed_forward(depth, width)
+    """The map behind the reduction writes to shared memory. A mean that is subtracted cannot wait for the product."""
+    depth, width, row, random = 1536, 64, BLOCKS["q4_0"], np.random.default_rng(seed)
+    shapes = Shape("f32", 2, depth), Shape("f32", depth), Shape("ui8", width, depth // 32, row.bytes)
+    sketch = Sketch(*shapes, weights=(2,))
+    x, scale, w = sketch.f.args
+    dense = sketch.unblock(row, w)
+    dims, shape = DotDims((), (), (1,), (1,)), Shape("f32", 2, width)
+    normal = layer_norm(sketch.f, x, scale)
+    made = round_activations(
+        sketch.program(sketch.f.dot_general(normal, dense, dot_dimension_numbers=dims, result=shape))
+    )
     assert "smelt_fold_row<" in source(made, emulated)
-    sizes = (width, depth), (width, depth), (depth, width)
-    weights: list[Any] = [random_weights(BLOCKS["q4_0"], a, b // 32, seed=seed + i) for i, (a, b) in enumerate(sizes)]
-    stored = Weights.of({f"w{i + 1}": HostBuffer.of(each) for i, each in enumerate(weights)})
-    x = random.standard_normal((2, depth), np.float32)
-    (want,) = run(made, [x, *weights])
-    got = NativeEngine(emulated.target()).compile(made).prepare(stored)(x)[0].numpy()
+    weights = random_weights(row, width, depth // 32, seed=seed)
+    stored = Weights.of({"w2": HostBuffer.of(weights)})
+    given = [random.standard_normal(size, np.float32) for size in ((2, depth), (depth,))]
+    (want,) = run(made, [*given, weights])
+    got = NativeEngine(emulated.target()).compile(made).prepare(stored)(*given)[0].numpy()
     np.testing.assert_allclose(got, want, rtol=0, atol=2e-3 * np.abs(want).max())
