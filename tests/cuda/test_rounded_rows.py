@@ -260,6 +260,35 @@ def test_a_layer_has_a_launch_for_each_product(emulated: EmulatedCuda, seed: int
         np.testing.assert_array_equal(got, every[-1][:rows])
 
 
+def test_two_formats_of_the_same_rows(emulated: EmulatedCuda, seed: int) -> None:
+    """The kernel in front rounds them for both; each product multiplies its result by the factors."""
+    depth, width, random = 512, 96, np.random.default_rng(seed)
+    rows = symbol("R")
+    formats = {"q4_k": (depth, depth), "q4_0": (width, depth), "q6_k": (width, depth)}
+    shapes = [weights_of(format, *size) for format, size in formats.items()]
+    model = Model(*[Shape.of(f32, (rows, depth))] * 2, Shape.of(f32, (depth,)), *shapes)
+    a, x, scale, *weights = model.f.args
+    y = model.f.add(x, model.multiply(a, weights[0], "q4_k"))
+    normal = model.norm(y, scale)
+    results = [model.multiply(normal, w, format) for w, format in zip(weights[1:], ("q4_0", "q6_k"), strict=True)]
+    program = round_activations(model.program(*results, y))
+    found = [each for each in kernels_of(program, emulated) if each != "map"]
+    assert found == ["round_blocks", *["packed_block_dot"] * 3]
+    arrays = [random.standard_normal(size).astype(np.float32) for size in ((9, depth), (9, depth), (depth,))]
+    arrays += [
+        random_weights(BLOCKS[format], columns, size // BLOCKS[format].length, seed=seed)
+        for format, (columns, size) in formats.items()
+    ]
+    *want, _ = run(program, arrays)
+    made = compiled(program, emulated)
+    *every, _ = (each.numpy() for each in made(*arrays))
+    for got, expected in zip(every, want, strict=True):
+        close(got, expected, 4e-3)
+    *one, _ = (each.numpy() for each in made(arrays[0][:1], arrays[1][:1], *arrays[2:]))
+    for got, expected in zip(one, every, strict=True):
+        np.testing.assert_array_equal(got, expected[:1])
+
+
 # heads, groups, depth, values, page, window, softcap, sinks, element type of the pages
 PAGED = {
     "shared heads": (4, 2, 64, 128, 64, 0, 0.0, False, "bf16"),

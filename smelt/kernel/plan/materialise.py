@@ -210,7 +210,7 @@ class Materialised:
                 self.forced.add(op.operands[0])  # read repeatedly, in the narrow type
             return False
         if len({root for use in seen for root in use.roots}) > 1:
-            return True
+            return self.expands or not _is_rounded_twice(op, seen[0])
         if any(use.reused or use.ops > LARGEST for use in seen):
             return True
         smallest = op.name == "smelt.round_to_byte" or (not self.expands and _narrows(op))
@@ -300,6 +300,14 @@ def can_round(op: Op, path: Sequence[Op], pair: tuple[Value, ...]) -> bool:
     columns = tensor(op.results[0]).sizes[-1]
     whole = isinstance(columns, int) and columns % RUN == 0 and not pair
     return op.name in ROUNDING and whole and all(each.name == "stablehlo.reshape" for each in path)
+
+
+def _is_rounded_twice(op: Op, use: _Use) -> bool:
+    """Whether roundings of the same rows, in several formats, are all that reads a value that is quickly computed from
+    one value: the kernel that stores that one may round the rows (`find_roundings`)."""
+    rounds = all(root.name == "smelt.round_blocks" for root in use.roots)
+    alike = rounds and len({root.operands for root in use.roots}) == 1 and not use.reused and not use.folded
+    return alike and op.name not in COSTLY and bool(OPS[op.name].elementwise) and not _reads_several(op)
 
 
 def _row_factors(region: Region, users: Users) -> set[Op]:
