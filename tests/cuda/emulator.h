@@ -251,6 +251,11 @@ template <bool SIGNED> static void smelt_mma_bytes(int *c, const unsigned *a, co
   }
   meet_warp();
 }
+template <bool SIGNED> static void smelt_mma_more_bytes(int *c, const unsigned *a, const unsigned *b) {
+  int more[4];
+  smelt_mma_bytes<SIGNED>(more, a, b);
+  for (int e = 0; e < 4; e++) c[e] += more[e];
+}
 static void smelt_mma_sync_int8(int *c, const unsigned *a, const unsigned *b) {
   int more[4];
   smelt_mma_bytes<false>(more, a, b);
@@ -258,6 +263,7 @@ static void smelt_mma_sync_int8(int *c, const unsigned *a, const unsigned *b) {
 }
 struct smelt_two_words;
 template <class W = smelt_two_words> static W smelt_read_pair(const void *from) { return *(const W *)from; }
+static void smelt_touch(const void *from) { (void)*(const volatile char *)from; }
 static unsigned smelt_read_word(const void *from) { return *(const unsigned *)from; }
 template <class T> static T smelt_now(const T *from) { return *from; }
 static float smelt_inverse(float x) { return 1.0f / x; }

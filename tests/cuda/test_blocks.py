@@ -121,10 +121,11 @@ def test_blocks_with_several_tiles(
     np.testing.assert_allclose(found[1], want, rtol=0, atol=4e-6 * np.abs(want).max())
 
 
-def feed_forward(depth: int, width: int) -> Program:
+def feed_forward(depth: int, width: int, format: str = "q4_0") -> Program:
     """x + down(silu(gate(n)) * up(n)) with n = x / rms(x), for any number of rows."""
-    row, rows = BLOCKS["q4_0"], symbol("R")
-    shapes = [Shape.of(ui8, (a, b // 32, row.bytes)) for a, b in ((width, depth), (width, depth), (depth, width))]
+    row, rows = BLOCKS[format], symbol("R")
+    sizes = (width, depth), (width, depth), (depth, width)
+    shapes = [Shape.of(ui8, (a, b // row.length, row.bytes)) for a, b in sizes]
     sketch = Sketch(Shape.of(f32, (rows, depth)), *shapes, weights=(1, 2, 3))
     f = sketch.f
     x, gate, up, down = f.args
@@ -145,9 +146,9 @@ def feed_forward(depth: int, width: int) -> Program:
 @pytest.mark.races
 @pytest.mark.parametrize("depth", [96, 8224])
 def test_norms_and_rounding_are_one_launch(depth: int, emulated: EmulatedCuda, seed: int) -> None:
-    """Gate and up are one product as well, and what follows them is computed where it is rounded. The norm's factor is
-    found beside the product, however long rows are."""
-    launches = ["round_blocks", "packed_block_dot", "round_blocks", "packed_block_dot"]
+    """Gate and up are one product as well, and what follows them is computed and rounded in its epilogue. The norm's
+    factor is found beside the product, however long rows are."""
+    launches = ["round_blocks", "packed_block_dot", "packed_block_dot"]
     width, random = 64, np.random.default_rng(seed)
     program = feed_forward(depth, width)
     sizes = (width, depth), (width, depth), (depth, width)
@@ -212,14 +213,16 @@ def test_a_new_format_is_one_row(emulated: EmulatedCuda, monkeypatch: pytest.Mon
 
 
 def test_a_single_row_leaves_shared_memory(emulated: EmulatedCuda) -> None:
-    """Its kernel holds one row and its sums, so its ring has more stages; but no more than its block's tile has."""
+    """Warps of its blocks have roles. Its kernel holds one row and its sums, so its ring has more stages; but no more
+    than its block's tile has."""
     few = 16 * 4 * 2  # blocks of K: two turns of a tile whose shares are sixteen
     stages = {}
     for columns in (32 * 128, 32 * 800):  # a multiprocessor has one block, or two with several tiles
         program = round_activations(product(BLOCKS["q4_0"], few, columns))
         text = emit_source([plan_program(program, emulated.target())]).text()
-        found = re.findall(r"smelt_block_stream<smelt_blocks_q4_0, (\d), (\d), (\d+)", text)
-        stages[columns // 32] = {int(most): (int(count), int(shares)) for most, count, shares in found}
+        (single,) = re.findall(r"smelt_block_single<smelt_blocks_q4_0, (\d), (\d+), 1", text)
+        (several,) = re.findall(r"smelt_block_stream<smelt_blocks_q4_0, 8, (\d), (\d+)", text)
+        stages[columns // 32] = {most: tuple(map(int, each)) for most, each in ((1, single), (8, several))}
     assert stages == {128: {1: (2, 16), 8: (2, 16)}, 800: {1: (5, 8), 8: (3, 8)}}
 
 
@@ -277,3 +280,50 @@ def test_many_rows_have_the_bits_of_few(
             np.testing.assert_array_equal(found[130 - rows :], made(x[130 - rows :], w)[0].numpy())
         (want,) = run(program, [x, w])
         np.testing.assert_allclose(found, want, rtol=0, atol=4e-6 * np.abs(want).max())
+
+
+@pytest.mark.races
+@pytest.mark.parametrize("columns", [32 * 7, 32 * 7 + 8])
+@pytest.mark.parametrize(("format", "blocks"), [("q4_0", 165), ("q5_1", 99), ("q4_k", 18), ("q8_0", 100)])
+def test_a_single_row_by_several_tiles_of_a_block(
+    format: str, blocks: int, columns: int, emulated: EmulatedCuda, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Blocks take one tile after another: rings of weights and sets of sums go round several times. The last tile may
+    have one panel, the last turn not all shares. A row has the same bits among others."""
+    monkeypatch.setattr(tensor_tile, "ALONE", 1)
+    monkeypatch.setattr(blocks_simt, "FEW_BLOCKS", 0)  # eight shares, whose chunks find room twice
+    row = BLOCKS[format]
+    program = round_activations(product(row, blocks, columns))
+    assert "smelt_block_single<" in emit_source([plan_program(program, emulated.target())]).text()
+    (made,) = compile_all([program], emulated.target())
+    assert not isinstance(made, SmeltError)
+    w = random_weights(row, columns, blocks, seed=seed)
+    x = np.random.default_rng(seed).standard_normal((2, blocks * row.length), np.float32)
+    (want,) = run(program, [x, w])
+    got = made(x[:1], w)[0].numpy()
+    np.testing.assert_allclose(got, want[:1], rtol=0, atol=4e-6 * np.abs(want).max())
+    np.testing.assert_array_equal(got, made(x, w)[0].numpy()[:1])
+
+
+@pytest.mark.races
+@pytest.mark.parametrize("format", ["q4_0", "q4_k"])
+def test_gate_and_up_of_several_tiles(
+    format: str, emulated: EmulatedCuda, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Both parts of a tile come one after the other; rows have the same bits alone and among others."""
+    monkeypatch.setattr(tensor_tile, "ALONE", 1)
+    monkeypatch.setattr(blocks_simt, "FEW_BLOCKS", 0)
+    row, depth, width = BLOCKS[format], 512, 160 if format == "q4_0" else 256
+    program = feed_forward(depth, width, format)
+    text = emit_source([plan_program(program, emulated.target())]).text()
+    assert re.search(rf"smelt_block_single<smelt_blocks_{format}, \d, \d+, 2,", text)
+    sizes = (width, depth), (width, depth), (depth, width)
+    weights: list[Any] = [random_weights(row, a, b // row.length, seed=seed + i) for i, (a, b) in enumerate(sizes)]
+    stored = Weights.of({f"w{i + 1}": HostBuffer.of(each) for i, each in enumerate(weights)})
+    made = NativeEngine(emulated.target()).compile(program).prepare(stored)
+    x = np.random.default_rng(seed).standard_normal((9, depth), np.float32)
+    (want,) = run(program, [x, *weights])
+    found = {rows: made(x[:rows])[0].numpy() for rows in (1, 2, 9)}
+    np.testing.assert_allclose(found[9], want, rtol=0, atol=2e-3 * np.abs(want).max())
+    for rows, got in found.items():
+        np.testing.assert_array_equal(got, found[9][:rows])

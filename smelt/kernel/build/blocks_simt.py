@@ -24,7 +24,8 @@ from smelt.kernel.build.attention_flash import inside
 from smelt.kernel.build.blocks import row_slices
 from smelt.kernel.build.gemm import axis_stride, element_place
 from smelt.kernel.build.gemm_simt import Tiled, at_most
-from smelt.kernel.build.round_simt import Rows, round_tile
+from smelt.kernel.build.pairs import half
+from smelt.kernel.build.round_simt import TOGETHER, Rows, round_tile
 from smelt.kernel.build.sinks import Output, simt_sink
 from smelt.kernel.loops.grammar import (
     Amount,
@@ -47,6 +48,7 @@ from smelt.kernel.loops.tensor_tile import (
     BLOCK_ROWS,
     BLOCK_TILE,
     can_stage_rows,
+    choose_single,
     choose_stream,
     tile_ahead,
 )
@@ -160,9 +162,37 @@ def packed_block_dot(nest: Nest, op: Op, output: Output) -> None:
     above = [minimum(floordiv(rows, most + 1), 1) for most in (1, few, some, *([many] if ahead else []))]
     sizes = [low - high for low, high in zip([1, *above], [*above, 0], strict=True)]
     factors = _keep_factors(nest, op, above[0]) if len(op.operands) > 4 and above[0] != 0 else -1
+    several: Size = 1  # where the sums of pairs are kept
+    product = output
+    if output.pair:
+        if sizes[0] != 0 and _find_single(nest, op):
+            _chunks(nest, op, output, 1, sizes[0])
+            several, sizes[0] = above[0], 0
+        product = Output((nest.scratch(tensor(op.result)),)) if several != 0 else output
     for most, here in zip((1, *BLOCK_ROWS, BLOCK_TILE), sizes, strict=False):
         if here != 0:
-            _chunks(nest, op, output, most, here, ahead if most == BLOCK_TILE else 0, factors)
+            _chunks(nest, op, product, most, here, ahead if most == BLOCK_TILE else 0, factors)
+    if output.pair and several != 0:
+        _finish_pairs(nest, op, output, product.targets[0], several)
+
+
+def _finish_pairs(nest: Nest, op: Op, output: Output, kept: int, here: Size) -> None:
+    """The epilogue of pairs whose sums are in a buffer, in a launch of its own."""
+    groups, rows, columns = sizes = tensor(op.result).sizes
+    part = half(columns)
+    with nest.loops((groups * here, rows, ceildiv(part, TOGETHER))) as (group, row, number):
+        first = nest.let(scale(number, TOGETHER))
+        there = at_most(nest, TOGETHER, part, first)
+        tile = Tiled(nest.tile("run", f32, TOGETHER), TOGETHER, TOGETHER, Number(1), first, there)
+        with nest.loop(TOGETHER, "lane") as at, nest.guard(nest.less(at, there)):
+            places = (flat((group, row, add(first, at, before)), sizes) for before in (0, part))
+            sums = [nest.read(nest.buffer(kept), place, f32) for place in places]
+            found = output.finish(nest, op, (group, row, add(first, at)), *sums)
+            if found is not None:
+                nest.write(tile.name, at, found)
+        if output.roundings:
+            start = flat((group, row, first), (groups, rows, part))
+            round_tile(nest, output, Rows(tile.name, Number(1), 1, TOGETHER, there), start, TOGETHER)
 
 
 def _keep_factors(nest: Nest, op: Op, here: Size) -> int:
@@ -195,13 +225,15 @@ def _chunks(nest: Nest, op: Op, output: Output, most: int, here: Size, ahead: in
     most = min(most, rows) if isinstance(rows, int) and rows else most
     held, _, blocks, size = tensor(panels).sizes
     columns = tensor(op.result).sizes[2]
-    wide = BLOCK_TILE if ahead else BLOCK_COLUMNS
-    tiles = groups * ceildiv(columns, BLOCK_COLUMNS)
-    count = tiles if isinstance(tiles, int) else 0
-    shares = MANY_SHARES if 0 < count <= FEW_BLOCKS else SHARES
+    parts = len(output.pair) or 1
+    wide = BLOCK_TILE if ahead else BLOCK_COLUMNS * parts
+    shares, count = _count_shares(op)
     streams = WARPGROUPS in nest.target.features and most <= BLOCK_ROWS[0]
     format = op.attrs["format"]
     stream = choose_stream(format, most, shares, count, blocks) if streams else (0, 0)
+    single = _find_single(nest, op) if most == 1 else 0
+    if single:
+        stream = (1, single)
     if BLOCK_ROWS[0] < most <= BLOCK_ROWS[1] and can_stage_rows(format, blocks, nest.target.cache_bytes[0]):
         stream = (BLOCK_ROWS[1], 0)
     chunks, several = ceildiv(rows, most), most >= BLOCK_ROWS[-1] or isinstance(rows, int)
@@ -209,21 +241,43 @@ def _chunks(nest: Nest, op: Op, output: Output, most: int, here: Size, ahead: in
         here, chunks = here * minimum(rows, 1), 1
     with nest.loops((groups * here, ceildiv(columns, wide), chunks)) as (group, number, chunk):
         first, before = nest.let(scale(chunk, most)), nest.let(scale(number, wide))
-        used, there = at_most(nest, most, rows, first), at_most(nest, wide, columns, before)
-        tile = Tiled(nest.tile("tile", f32, most * wide), wide, wide, used, before, there)
+        used = Number(1) if most == 1 else at_most(nest, most, rows, first)
+        there = at_most(nest, wide, columns, before)
+        name, between = nest.tile("tile", f32, most * wide), BLOCK_COLUMNS if output.pair else 0
+        tile = Tiled(name, wide, wide, used, before, there, apart=between)
         q, scales, totals = (row_slices(nest, op, each, (group, first), used) for each in left)
-        panel = nest.let(scale(number, wide // COLUMNS))
+        panel = nest.let(scale(number, wide // parts // COLUMNS))
         place = element_place(nest, op, panels, (Number(0) if held == 1 else group, panel, Number(0), Number(0)))
         strides = (Amount(size), Number(1), axis_stride(nest, op, panels, 1))
         records = Slice(place, (Amount(blocks), Amount(size), Number(1)), strides)
         aside: tuple[Stmt, ...] = ()
         if len(op.operands) > 4:
             tile, aside = _multiply_rows(nest, op, tile, (group, first), factors if most > 1 else -1)
-        nest.emit(BlockMma(tile.sums, q, scales, totals, records, format, most, shares, count, *stream, ahead, aside))
+        apart = scale(axis_stride(nest, op, panels, 1), half(columns) // COLUMNS) if output.pair else None
+        sizes = format, most, shares, count, *stream, ahead
+        nest.emit(BlockMma(tile.sums, q, scales, totals, records, *sizes, aside, apart, single > 0))
         tile.store(nest, op, output, f32, lambda row, column: (group, add(first, row), column))
         if output.roundings:
-            start = flat((group, first, before), (groups, rows, columns))
-            round_tile(nest, output, Rows(tile.name, used, most, wide, there), start, columns)
+            part = half(columns) if output.pair else columns
+            start = flat((group, first, tile.first_of(output)), (groups, rows, part))
+            there = Number(BLOCK_COLUMNS) if output.pair else there
+            round_tile(nest, output, Rows(tile.name, used, most, wide // parts, there), start, part)
+
+
+def _count_shares(op: Op) -> tuple[int, int]:
+    """(Shares of K, tiles of a chunk of rows; 0: their number is not known). Not those of a pair: bits depend on
+    shares."""
+    groups, _, columns = tensor(op.result).sizes
+    tiles = groups * ceildiv(columns, BLOCK_COLUMNS)
+    count = tiles if isinstance(tiles, int) else 0
+    return MANY_SHARES if 0 < count <= FEW_BLOCKS else SHARES, count
+
+
+def _find_single(nest: Nest, op: Op) -> int:
+    """Chunks of each share in shared memory for a single row whose warps have roles; 0: it has another kernel."""
+    if WARPGROUPS not in nest.target.features or tensor(op.result).sizes[0] != 1:
+        return 0
+    return choose_single(op.attrs["format"], *_count_shares(op), tensor(op.operands[3]).sizes[2])
 
 
 def _multiply_rows(nest: Nest, op: Op, tile: Tiled, start: Index, factors: int) -> tuple[Tiled, tuple[Stmt, ...]]:

@@ -468,6 +468,7 @@ class Tiled:
     height: int = TILE_ROWS  # rows that it has room for
     element: DType = f32
     factor: Callable[[Expr], Expr] | None = None  # of the sums of a row
+    apart: int = 0  # columns between the sums of a pair; 0: they alternate (`pairs`)
 
     @property
     def sums(self) -> Slice:
@@ -516,7 +517,9 @@ class Tiled:
 
     def sums_of(self, nest: Nest, output: Output, element: DType, row: Expr, column: Expr) -> list[Expr]:
         """The sum of an element of the result, or both sums of one of a pair."""
-        read = paired_columns(column) if output.pair else (column,)
+        read = [column]
+        if output.pair:
+            read = [column, add(column, self.apart)] if self.apart else [*paired_columns(column)]
         found = [nest.read(self.name, add(scale(row, self.pitch), each), element) for each in read]
         return found if self.factor is None else [nest.apply("multiply", each, self.factor(row)) for each in found]
 

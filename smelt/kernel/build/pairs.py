@@ -1,7 +1,8 @@
-"""Two products of the same rows whose columns alternate, so that one block has both sums of an element.
+"""Two products of the same rows, of which one block has both sums of an element: a gate and what it gates.
 
-`passes.merge_dots` makes them of a gate and what it gates; `plan.materialise` finds them, and what reads both parts at
-the same index becomes the epilogue of their kernel.
+Their columns alternate where `passes.merge_dots` has made one product of two; those of block-quantised weights are the
+halves of one. `plan.materialise` finds them, and what reads both parts at the same index becomes the epilogue of their
+kernel.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from smelt.dim import Size
+from smelt.ir.blocks import RUN
 from smelt.ir.core import Op, Value
 from smelt.ir.ops.packed import PAIRED
 from smelt.kernel.loops.grammar import Expr, add, scale, split
@@ -16,6 +18,8 @@ from smelt.kernel.loops.grammar import Expr, add, scale, split
 
 def find_pair(op: Op, users: Mapping[Value, Sequence[Op]]) -> tuple[Value, ...]:
     """The two parts of a product that are all that is read of it; () where there are none."""
+    if op.name == "smelt.packed_block_dot":
+        return _find_halves(op, users)
     if op.name not in ("smelt.packed_dot", "smelt.grouped_dot"):
         return ()
     *outer, columns = op.result.shape.sizes
@@ -34,23 +38,45 @@ def find_pair(op: Op, users: Mapping[Value, Sequence[Op]]) -> tuple[Value, ...]:
     return (parts[0], parts[1]) if read == 2 and len(parts) == 2 else ()
 
 
+def _find_halves(op: Op, users: Mapping[Value, Sequence[Op]]) -> tuple[Value, ...]:
+    """The halves of the columns."""
+    *outer, columns = op.result.shape.sizes
+    if not isinstance(columns, int) or columns % (2 * RUN):
+        return ()
+    parts: dict[int, Value] = {}
+    read = users.get(op.result, ())
+    for each in read:
+        first = _first(each)
+        whole = first is not None and each.result.shape.sizes == (*outer, columns // 2) and not any(first[:-1])
+        if first is None or not whole or first[-1] not in (0, columns // 2):
+            return ()
+        parts[first[-1] * 2 // columns] = each.result
+    return (parts[0], parts[1]) if len(read) == 2 and len(parts) == 2 else ()
+
+
 def _only(users: Sequence[Op], name: str) -> Op | None:
     return users[0] if len(users) == 1 and users[0].name == name else None
 
 
 def _part(op: Op) -> int | None:
     """Which part an op takes, by a slice, or where there is a dynamic dimension by a negative padding."""
-    match op.name:
-        case "stablehlo.slice":
-            first = op.attrs["start_indices"]
-        case "stablehlo.pad":
-            first = tuple(-low for low in op.attrs["edge_padding_low"])
-        case _:
-            return None
-    sizes = op.operands[0].shape.sizes
+    first, sizes = _first(op), op.operands[0].shape.sizes
+    if first is None:
+        return None
     whole = (*sizes[:-2], 1, sizes[-1])
     alone = op.result.shape.sizes == whole and not any(first[:-2]) and first[-1] == 0
     return first[-2] if alone and first[-2] in (0, 1) else None
+
+
+def _first(op: Op) -> tuple[int, ...] | None:
+    """Where adjacent elements begin that an op takes, by a slice or by a negative padding."""
+    match op.name:
+        case "stablehlo.slice":
+            return tuple(op.attrs["start_indices"]) if set(op.attrs["strides"]) <= {1} else None
+        case "stablehlo.pad":
+            plain = not any(op.attrs["interior_padding"])
+            return tuple(-low for low in op.attrs["edge_padding_low"]) if plain else None
+    return None
 
 
 def paired_columns(column: Expr) -> tuple[Expr, Expr]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from smelt.ir.block_layout import COLUMNS, LINE, STEPS, Layout, Plane
 from smelt.ir.blocks import BLOCKS, RUN
 from smelt.kernel.emit.blocks_round_cuda import ROUND
+from smelt.kernel.emit.blocks_single_cuda import SINGLE
 from smelt.kernel.emit.blocks_stream_cuda import STREAM
 from smelt.kernel.emit.blocks_tile_cuda import TILE
 from smelt.kernel.loops.grammar import Amount, BlockMma, Expr
@@ -41,6 +42,20 @@ template <bool SIGNED> inline void smelt_mma_bytes(i32 *c, const ui32 *a, const 
     asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9},"
         " {%10, %10, %10, %10};" : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(0));
+}
+template <bool SIGNED> inline void smelt_mma_more_bytes(i32 *c, const ui32 *a, const ui32 *b) {  // c += a * b
+  if (SIGNED)
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9},"
+        " {%0, %1, %2, %3};" : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  else
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9},"
+        " {%0, %1, %2, %3};" : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+inline void smelt_touch(const void *from) {  // so that what is there comes to the cache
+  ui32 unused;
+  asm volatile("ld.global.u8 %0, [%1];" : "=r"(unused) : "l"(from) : "memory");
 }
 inline ui32 smelt_read_word(const void *from) {  // now: no compiler moves it to where it is used
   ui32 to;
@@ -108,6 +123,11 @@ inline smelt_words smelt_take_words(const ui8 *from, int member) {
   }
   return to;
 }
+inline void smelt_take(smelt_words &to, const ui8 *from, int later) {
+  *(smelt_two_words *)to.x = *(const smelt_two_words *)(from + later);
+  *(smelt_two_words *)(to.x + 2) = *(const smelt_two_words *)(from + (8 - later));
+}
+template <class T> inline void smelt_take(T &to, const ui8 *from) { to = *(const T *)from; }
 // What a thread needs of the rows for a unit: 8 steps of one row, the scale and the totals of one or two. A single row
 // is every column of the right operand: all members have the sums of four columns, and each goes on with one of them.
 template <class U, int ROWS> struct smelt_block_left {
@@ -403,6 +423,7 @@ template <class U, int ROWS, int DEEP, int SHARES> inline void smelt_block_some(
 """
 # Registers for what a thread reads ahead, by the warps of a multiprocessor.
 AHEAD = {8: 96, 16: 72, 32: 24}
+MOST_THREADS = 1152  # of products of a single row, of two launches or three, that registers must be enough for
 FEW_WORDS = 10  # of a unit that leaves registers for many warps
 
 
@@ -422,7 +443,9 @@ def choose_shape(mma: BlockMma) -> tuple[int, int, bool]:
         few_blocks = 0 < mma.blocks <= 2 * MULTIPROCESSORS
         resident = 1 if 0 < mma.blocks <= MULTIPROCESSORS else 2 if large or few_blocks else 4
         deep = next((each for each in (8, 4) if each * words <= AHEAD[min(32, resident * warps)]), 2)
-    if mma.stages:
+    if mma.single:
+        resident = MOST_THREADS // block_threads(mma)
+    elif mma.stages:
         resident = stream_shape(mma)[1]
     records = static_size(mma.panel.sizes[0])
     exact = layout.length > RUN or (records is not None and records % chunk_records(layout) == 0)
@@ -455,6 +478,10 @@ def block_call(mma: BlockMma, deep: int, exact: bool, ring: int) -> str:
         return f"smelt_block_tile<{PREFIX}{mma.format}, {mma.shares}, {mma.ahead}>"
     if stages_rows(mma):
         return f"smelt_block_some<{PREFIX}{mma.format}, {mma.held}, {deep}, {mma.shares}>"
+    if mma.single:
+        pitch = held_pitch(mma.format, static_size(mma.panel.sizes[0]))
+        sizes = f"{mma.stages}, {mma.shares}, {1 if mma.apart is None else 2}, {str(exact).lower()}, {pitch}"
+        return f"smelt_block_single<{PREFIX}{mma.format}, {sizes}>"
     if mma.stages:
         pitch = held_pitch(mma.format, static_size(mma.panel.sizes[0])) if mma.held else 0
         sizes = f"{mma.most}, {mma.stages}, {mma.shares}, {str(exact).lower()}, {mma.held}, {pitch}"
@@ -469,10 +496,13 @@ def block_kernels(text: str) -> str:
     rounds = ROUND if "smelt_round_rows<" in text else ""
     if not found:
         return rounds
-    stream = STREAM if "smelt_block_stream<" in text else ""
+    single = SINGLE if "smelt_block_single<" in text else ""
+    stream = STREAM if single or "smelt_block_stream<" in text else ""
     tile = TILE if "smelt_block_tile<" in text else ""
     staged = STAGED if "smelt_block_some<" in text else ""
-    return "".join([rounds, INSTRUCTIONS, SUMS, staged, stream, tile, *(unit_text(Layout.of(each)) for each in found)])
+    return "".join(
+        [rounds, INSTRUCTIONS, SUMS, staged, stream, single, tile, *(unit_text(Layout.of(each)) for each in found)]
+    )
 
 
 def unit_text(layout: Layout) -> str:
@@ -564,6 +594,7 @@ def _streams(layout: Layout) -> list[str]:
     def take(read: str, stream: str, place: str) -> str:
         return f"smelt_take_words({place}, member)" if stream in spread else f"*(const {kinds[read]} *)({place})"
 
+    halves = {"stream": ", later"}
     steps = {name: step if several else layout.record for name, (_, step) in starts.items()}  # of adjacent units
     units = chunk_records(layout) * layout.length // RUN
     return [
@@ -583,6 +614,13 @@ def _streams(layout: Layout) -> list[str]:
         "  inline void load(const At &at, int i) {",
         *(
             f"    {name} = smelt_{read}(at.{stream} + i * {steps[stream]} + {inside});"
+            for name, read, stream, inside in loads
+        ),
+        "  }",
+        "  // From shared memory; `later`: 8 where both halves of a line change places, else 0.",
+        "  inline void take_halves(const At &at, int i, int later) {",
+        *(
+            f"    smelt_take({name}, at.{stream} + i * {steps[stream]} + {inside}{halves.get(read, '')});"
             for name, read, stream, inside in loads
         ),
         "  }",

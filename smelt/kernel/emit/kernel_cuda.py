@@ -37,6 +37,7 @@ from smelt.kernel.loops.grammar import (
     Fail,
     Fold,
     For,
+    If,
     Let,
     Load,
     Mma,
@@ -53,9 +54,12 @@ from smelt.kernel.loops.grammar import (
     Transpose,
     Update,
     Var,
+    loads,
     reads_from,
+    reads_memory,
     static_extent,
     stores_to,
+    variables,
     walk_statements,
 )
 from smelt.kernel.loops.simt import (
@@ -166,9 +170,12 @@ class StagePrinter(Printer):
         self.read = reads_from((*stage.before, *stage.body))
         before = self.block(stage.before, 1)
         extent = None if stage.extent is None else self.expr(stage.extent)
-        body = self.block(stage.body, 1 if extent is None else 2)
+        single = next((each for each in stage.body if isinstance(each, BlockMma) and each.single), None)
+        body = self.single_row(single, 1) if single else self.block(stage.body, 1 if extent is None else 2)
         lines = [*self.tiles(), *self.restore(), *before]
-        if extent is None:
+        if single:
+            lines += body
+        elif extent is None:
             lines += [*body, *self.save()]
         else:
             assert stage.var is not None
@@ -791,6 +798,67 @@ class StagePrinter(Printer):
         body = self.block(mma.aside, depth + 1)
         self.stage = whole
         return [f"{pad}{{", f"{pad}const auto smelt_aside = [&](int {LANE}) {{", *body, f"{pad}}};"]
+
+    def single_row(self, mma: BlockMma, depth: int) -> list[str]:
+        """The whole body of a launch with a product of a single row: one function gives the weights of a tile; another
+        has what is in front of the product and behind it for each tile, and is run by one warp."""
+        assert self.stage.var is not None
+        var, extent, whole = self.stage.var.name, self.expr(self.stage.extent or Number(1)), self.stage
+        at, pad, panel = self.stage.body.index(mma), "  " * depth, self.address(mma.panel.place, "ui8")
+        before, behind = self.stage.body[:at], self.stage.body[at + 1 :]
+        rows = [each.place.index for each in (mma.q, mma.scale, mma.total)]
+        start = dependencies(before, [*(Let(Var(""), each) for each in rows), *mma.aside])
+        of_tile = dependencies(before, [Let(Var(""), each) for each in (mma.panel.place.index, mma.acc.sizes[1])])
+        given = [self.address(of.place, kind) for of, kind in ((mma.q, "i8"), (mma.scale, "f32"), (mma.total, "f32"))]
+        numbers = mma.panel.strides[2], mma.apart or Number(0), mma.panel.sizes[0]
+        given += [*map(self.expr, numbers), self.address(mma.acc.place, "f32")]
+        deep, _, exact = choose_shape(mma)
+        call = block_call(mma, deep, exact, self.stage.ring)
+        lines = [
+            f"{pad}{{",
+            f"{pad}  const i64 {var} = 0;  // the row is that of all tiles",
+            *self.block(start, depth + 1),
+            f"{pad}  {call}({LANE}, smelt_shared, {extent}, [&](i64 {var}) {{",
+            *self.block(of_tile, depth + 2),
+            f"{pad}    return smelt_block_panels{{{panel}, {self.expr(mma.acc.sizes[1])} > 16}};",
+            f"{pad}  }}, {', '.join(given)}, [&](auto tiles) {{",
+        ]
+        self.stage = replace(whole, group="warp", row=None)
+        lines += [
+            f"{pad}    const int smelt_of_block = {LANE}, smelt_of_warp = (int)((ui32)smelt_of_block % {WARP}u);",
+            f"{pad}    {{ const int {LANE} = smelt_of_warp;",
+            *self.block(mma.aside, depth + 2),
+            f"{pad}    for (i64 {var}; ({var} = tiles.next()) < {extent};) {{",
+            *self.block(before, depth + 3),
+            *self.touch(behind, depth + 3),
+            f"{pad}      tiles.wait();",
+            *self.block(behind, depth + 3),
+            f"{pad}    }} }}",
+            f"{pad}  }});",
+            f"{pad}}}",
+        ]
+        self.stage = whole
+        return lines
+
+    def touch(self, statements: Sequence[Stmt], depth: int) -> list[str]:
+        """Loads of what loops on lanes read from memory at places that they compute: it is in the L1 cache then."""
+        pad, lines, unknown = "  " * depth, list[str](), set[Var]()
+        for each in statements:
+            match each:
+                case For(var, extent, body, "lane") if inside := self.touch(body, depth + 1):
+                    lines += [*loop_head(pad, var.name, LANE, extent, self.expr(extent), WARP), *inside, f"{pad}}}"]
+                case If(condition, then, _) if not reads_memory(condition) and unknown.isdisjoint(variables(condition)):
+                    if inside := self.touch(then, depth + 1):
+                        lines += [f"{pad}if ({self.expr(condition)}) {{", *inside, f"{pad}}}"]
+                case Let(var, value) if reads_memory(value) or not unknown.isdisjoint(variables(value)):
+                    unknown.add(var)
+                    read = [load for load in loads(value) if isinstance(load.place.array, int)]
+                    known = (load for load in read if not reads_memory(load.place.index))
+                    known = (load for load in known if unknown.isdisjoint(variables(load.place.index)))
+                    lines += [f"{pad}smelt_touch({self.address(x.place, math.storage(x.dtype))});" for x in known]
+                case Let():
+                    lines += self.statement(each, depth)
+        return [f"{pad}{{", *lines, f"{pad}}}"] if any("smelt_touch" in line for line in lines) else []
 
     def round_row(self, stmt: RoundRow) -> str:
         kinds = (stmt.q, "i8"), (stmt.scale, "f32"), (stmt.total, "i32" if stmt.zero else "f32")

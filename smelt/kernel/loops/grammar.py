@@ -304,6 +304,8 @@ class BlockMma(Frozen):
     stages: int = 0  # chunks of each share in shared memory; 0: threads read the weights themselves
     ahead: int = 0  # chunks of K in shared memory, of a tile of many rows and columns; 0: the tile is smaller
     aside: tuple[Stmt, ...] = ()
+    apart: Expr | None = None  # bytes from the panels of a tile to those of the other part of a pair (`build.pairs`)
+    single: bool = False  # one row; warps of its block have roles: what follows in its kernel is run by one of them
 
 
 class RoundRow(Frozen):

@@ -39,6 +39,9 @@ BLOCK_TILE, TILE_AHEAD = 128, 4  # rows and columns of one where there are many 
 ALONE = 132  # blocks that have a multiprocessor each
 MOST_STAGES = 5  # chunks of a share by block-quantised weights that are in shared memory
 HELD_ROWS = 40 << 10  # bytes of rows that shared memory may hold
+# A single row by block-quantised weights: warps of a block beside those that multiply; bytes of barriers and of a flag
+# beside those of stages.
+SINGLE_ROLES, SINGLE_BARRIERS = 2, 48
 STREAM_SIZES, STREAM_COLUMNS, STREAM_PITCH = (8, 16, 32, 64), 64, 68  # rows and columns of a block; of its sums: a row
 STREAM_BYTES = 128  # of a column or a row in a stage
 STREAM_BLOCKS, SPLIT_STREAM_BLOCKS = 4, 3  # on a multiprocessor; where several blocks split K
@@ -76,6 +79,8 @@ def ring_bytes(mma: Mma | BlockMma, room: int, rows: int = TILE_ROWS, blocks: Si
     alone = isinstance(blocks, int) and blocks <= ALONE  # a multiprocessor has one block, with one tile
     if isinstance(mma, BlockMma) and mma.ahead:
         return mma.ahead * tile_chunk_bytes(mma.format)
+    if isinstance(mma, BlockMma) and mma.single:
+        return single_bytes(mma.format, mma.shares, held_bytes(mma), mma.stages)
     if isinstance(mma, BlockMma) and stages_rows(mma):
         return mma.shares * 2 * staged_bytes(mma.format)
     if isinstance(mma, BlockMma):
@@ -192,6 +197,35 @@ def choose_stream(format: str, most: int, shares: int, blocks: int, records: Siz
     return 0, 0
 
 
+def single_bytes(format: str, shares: int, held: int, stages: int) -> int:
+    """The shared memory of a block for a single row: sums of a tile or of two, two sets of those of its shares, zeros,
+    the row, weights and their barriers."""
+    layout = Layout.of(format)
+    stage = 2 * shares * chunk_records(layout) * layout.record + 16
+    sums = 4 * BLOCK_COLUMNS * (2 + 2 * shares)
+    return sums + -(-(RUN * chunk_units(layout) + held) // 128) * 128 + stages * stage + SINGLE_BARRIERS
+
+
+def choose_single(format: str, shares: int, blocks: int, records: Size) -> int:
+    """Chunks of each share in shared memory for a single row: as many as there is room for, and no more than a block
+    with one tile has; 0 where there is no room for two, or the row is too long or of a dynamic size."""
+    if not isinstance(records, int):
+        return 0
+    layout, held = Layout.of(format), held_pitch(format, records)
+    fixed = single_bytes(format, shares, held, 0)
+    each = single_bytes(format, shares, held, 1) - fixed
+    room = STREAM_ROOM // single_blocks(blocks) - 1024
+    chunks = -(-records // (shares * chunk_records(layout)))
+    most = max(2, chunks) if 0 < blocks <= ALONE else MOST_STAGES
+    stages = (room - fixed) // each
+    return min(stages, most, MOST_STAGES) if stages >= 2 and held <= HELD_ROWS else 0
+
+
+def single_blocks(blocks: int) -> int:
+    """Blocks for a single row on a multiprocessor."""
+    return 1 if 0 < blocks <= ALONE else 2
+
+
 def held_bytes(mma: BlockMma) -> int:
     """Bytes of the rows in shared memory."""
     records = mma.panel.sizes[0]
@@ -206,11 +240,13 @@ def stream_shape(mma: BlockMma) -> tuple[int, int]:
 
 def most_blocks(mma: BlockMma) -> int:
     """The thread blocks that run at once: each takes one tile after another, and fetches across their borders."""
-    return ALONE * stream_shape(mma)[1]
+    return ALONE * (single_blocks(mma.blocks) if mma.single else stream_shape(mma)[1])
 
 
 def block_threads(mma: BlockMma) -> int:
     """The threads of a block: with few rows each share of K has a warp."""
+    if mma.single:
+        return 32 * (mma.shares + SINGLE_ROLES)
     if mma.ahead:
         return 2 * WARPS * 32
     if stages_rows(mma):

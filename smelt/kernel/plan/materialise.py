@@ -298,7 +298,7 @@ def can_round(op: Op, path: Sequence[Op], pair: tuple[Value, ...]) -> bool:
     """Whether the kernel of an op may round the rows at the end of its epilogue (`sinks.Output`) on a GPU: a run of 32
     is in one tile."""
     columns = tensor(op.results[0]).sizes[-1]
-    whole = isinstance(columns, int) and columns % RUN == 0 and not pair
+    whole = isinstance(columns, int) and columns % ((len(pair) or 1) * RUN) == 0
     return op.name in ROUNDING and whole and all(each.name == "stablehlo.reshape" for each in path)
 
 
