@@ -42,17 +42,24 @@ def _require(op: Op, holds: bool, what: str) -> None:
 
 
 def _panels(op: Op, target: Target) -> Form:
-    """The form of a product by panels as wide as the target's register tile."""
+    """The form of a product by panels of a width that the target has a kernel for."""
     left, right = map(tensor, op.operands[:2])
     form, line = form_of(op), right.sizes[-1]
     known = form is not None and (form in _PANELS or (target.kind == "simt" and form in TENSOR))
     what = f"of {left.element} by {right.element} with the layout {op.attrs['layout']}"
     if form is None or not known or not isinstance(line, int):
         raise unsupported(op, what)
-    _require(op, line // form.k_pack == tile_shape(target).columns, what)
+    columns = (tile_shape(target).columns,) if form in TENSOR else _columns(target)
+    _require(op, line // form.k_pack in columns, what)
     narrow = left.element in FP8
     _require(op, not narrow or HAS_FP8 in target.features, what)
     return form
+
+
+def _columns(target: Target) -> tuple[int, ...]:
+    """Columns of a panel: those of the register tile; on a GPU, where threads have elements, also parts of a tile."""
+    whole = tile_shape(target).columns
+    return (whole, whole // 2, whole // 4) if target.kind == "simt" else (whole,)
 
 
 def _packed_dot(op: Op, target: Target) -> None:
@@ -106,7 +113,7 @@ def _paged_attention(op: Op, target: Target) -> None:
     numbers, shapes = PagedNumbers.of(op.attrs["composite_attributes"]), [tensor(value) for value in op.operands[:3]]
     suits = numbers is not None and suits_paged_attention(numbers, shapes, target.kind == "cpu")
     _require(op, suits, "of this window, and of these types and sizes")
-    _require(op, op.attrs["width"] == tile_shape(target).columns, f"with the width {op.attrs['width']}")
+    _require(op, op.attrs["width"] in _columns(target), f"with the width {op.attrs['width']}")
 
 
 _CHECKS: dict[str, Callable[[Op, Target], None]] = {
