@@ -71,6 +71,8 @@ def bench(
         original=original,
     )
     outcome = measure(file, ["smelt", *against], inputs, setup)
+    if "smelt" in outcome.errors:
+        raise outcome.errors["smelt"]
     reason = outcome.failed.get("smelt") or outcome.skipped.get("smelt")
     if reason is not None:
         raise SmeltError("the model could not be run", got=reason, remedy=f"smelt check {file} says why")

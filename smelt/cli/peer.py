@@ -149,7 +149,10 @@ def serve(engines: dict[str, Open]) -> None:
         _reply(replies, {"missing": f"{error}: pip install {package}" if package else str(error)})
         return
     except Exception as error:  # any error of an engine is reported
-        _reply(replies, {"error": f"{type(error).__name__}: {error}"[:2000]})
+        reply: dict[str, Any] = {"error": f"{type(error).__name__}: {error}"[:2000]}
+        if hasattr(error, "record"):  # smelt's own
+            reply["record"] = error.record()
+        _reply(replies, reply)
         return
     _reply(replies, {"version": version, "first_ms": first, "outputs": len(outputs)})
     gc.collect()

@@ -24,7 +24,7 @@ import numpy as np
 
 from smelt.cli import peer
 from smelt.dtype import Array
-from smelt.errors import SmeltError
+from smelt.errors import SmeltError, error_of
 
 OURS = ("smelt", "jax")  # engines that run in smelt's own Python
 ENGINES = (*OURS, *peer.PEERS)
@@ -86,12 +86,14 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result for one model. `skipped`: engine → why it is missing; `failed`: engine → its error."""
+    """The result for one model. `skipped`: engine → why it is missing; `failed`: engine → its error. `errors` are those
+    of smelt."""
 
     times: dict[str, Times]
     skipped: dict[str, str]
     failed: dict[str, str]
     differences: list[Difference]
+    errors: dict[str, SmeltError] = field(default_factory=dict)
 
     @property
     def unsteady(self) -> dict[str, float]:
@@ -129,7 +131,8 @@ def measure(model: Path, engines: Sequence[str], inputs: Mapping[str, Array], se
     skipped, failed = (
         {name: str(error) for name, error in out.items() if error.missing is missing} for missing in (True, False)
     )
-    return Outcome(times, skipped, failed, differences(outputs, TOLERANCE[setup.precision]))
+    errors = {name: error.own for name, error in out.items() if error.own is not None}
+    return Outcome(times, skipped, failed, differences(outputs, TOLERANCE[setup.precision]), errors)
 
 
 def _alone(
@@ -159,11 +162,12 @@ def _turns(workers: Mapping[str, Worker], setup: Setup) -> dict[str, list[float]
 
 
 class WorkerError(Exception):
-    """A worker failed; the message is the reason. `missing`: the engine, or a file that it needs, is missing."""
+    """A worker failed; the message is the reason. `missing`: the engine, or a file that it needs, is missing; `own`:
+    the error of smelt."""
 
-    def __init__(self, reason: str, *, missing: bool = False) -> None:
+    def __init__(self, reason: str, *, missing: bool = False, own: SmeltError | None = None) -> None:
         super().__init__(reason)
-        self.missing = missing
+        self.missing, self.own = missing, own
 
 
 class Worker:
@@ -230,7 +234,8 @@ class Worker:
         answer: dict[str, Any] = json.loads(line)
         for key in ("missing", "error"):
             if key in answer:
-                raise WorkerError(str(answer[key]), missing=key == "missing")
+                own = error_of(answer["record"]) if "record" in answer else None
+                raise WorkerError(str(answer[key]), missing=key == "missing", own=own)
         return answer
 
     def _last_words(self) -> str:

@@ -35,6 +35,7 @@ from smelt.frozen import Frozen
 from smelt.ir.core import Program
 from smelt.kernel.emit.c import TYPES, Source
 from smelt.kernel.emit.cuda import CudaSource
+from smelt.kernel.plan.contract import check_ops
 from smelt.kernel.plan.fuse import fuse
 from smelt.kernel.plan.in_place import in_place
 from smelt.kernel.plan.memory import Memory, assign_slots
@@ -163,6 +164,8 @@ def plan_lowered(
     tunables: Tunables | None = None,
 ) -> ProgramPlan:
     """The same for a lowered program. With `tunables`, the schedule of @main can change between calls."""
+    for func in program.funcs.values():
+        check_ops(func, target)
     known = schedules or lookup(target)
     fused = fuse(program.main, target=target, keep_ops=keep_ops, schedules=known, tunables=tunables)
     main = in_place(reorder(fused))

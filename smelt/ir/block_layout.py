@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 import ml_dtypes
 import numpy as np
@@ -194,7 +195,7 @@ def unpack(layout: Layout, packed: Array) -> Unpacked:
         elif many in places:
             each = per_column(many, (layout.groups, COLUMNS), layout.groups * COLUMNS)
             found = found * np.ascontiguousarray(each).view(np.int8).astype(np.float32)
-        return found.reshape(groups, panels * COLUMNS, -1)
+        return found.reshape(groups, panels * COLUMNS, prod(found.shape[3:]))
 
     levels = np.zeros((groups, panels, COLUMNS, count, layout.length), np.int32)
     for plane, lines in _lines(layout):
@@ -206,7 +207,7 @@ def unpack(layout: Layout, packed: Array) -> Unpacked:
         levels |= bits.astype(np.int32) << plane.low
     if layout.codebook:
         levels = np.array(layout.codebook, np.int32)[levels]
-    levels = (levels - layout.zero).reshape(groups, panels * COLUMNS, -1)
+    levels = (levels - layout.zero).reshape(groups, panels * COLUMNS, count * layout.length)
     with np.errstate(all="ignore"):
         scale, minimum = whole("scale", "scales"), whole("minimum", "minimums")
     assert scale is not None

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from smelt.dim import Size, ceildiv, product
 from smelt.dtype import i32
 from smelt.frozen import Frozen
-from smelt.ir.attributes import ConvDims
+from smelt.ir.attributes import ConvDims, GatherDims
 from smelt.ir.build import Builder
 from smelt.ir.clone import clone_region
 from smelt.ir.core import Op, Region, Value
@@ -371,6 +371,31 @@ def _reverse(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
     return edit.before(op).reverse(source, dimensions=tuple(_axis_last(d, rank) for d in op.attrs["dimensions"]))
 
 
+def _gather(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
+    """Only of whole slices along one spatial axis, as when a feature map is resized."""
+    source, dims = lasts.get(edit.value(op.operands[0])), op.attrs["dimension_numbers"]
+    whole, result, axes = op.operands[0].shape, op.result.shape, dims.collapsed_slice_dims
+    rank, kept = whole.rank, tuple(d for d in range(whole.rank) if d not in axes)
+    along_one = result.rank == rank and len(axes) == 1 and axes[0] > 1 and axes == dims.start_index_map
+    if source is None or not along_one or dims.offset_dims != kept or dims.index_vector_dim != 1:
+        return None
+    if any(result.sizes[d] != whole.sizes[d] for d in kept):
+        return None
+    axis, b = _axis_last(axes[0], rank), edit.before(op)
+    others = tuple(d for d in range(rank) if d != axis)
+    attrs = {**op.attrs, "dimension_numbers": GatherDims(others, (axis,), (), (), (axis,), 1)}
+    if op.name == "stablehlo.gather":
+        attrs["slice_sizes"] = _permute(op.attrs["slice_sizes"])
+        return b.gather(source, edit.value(op.operands[1]), **attrs)
+    parts = edit.maker(op.operands[2])
+    if parts is None or parts.name != "stablehlo.concatenate":
+        return None
+    if [each.shape.sizes for each in parts.operands] != [(1,)] * rank:
+        return None
+    sizes = b.concatenate(*(parts.operands[d] for d in to_last(rank)), dimension=0)
+    return b.op(op.name, source, edit.value(op.operands[1]), sizes, result=_shape_last(op.result), **attrs).result
+
+
 def _concatenate(edit: Edit, lasts: Lasts, op: Op) -> Value | None:
     rank = op.result.shape.rank
     operands = [_to_nhwc(edit, lasts, edit.before(op), value) for value in edit.operands(op)]
@@ -386,4 +411,6 @@ _RULES: dict[str, Move] = {
     "stablehlo.slice": _slice,
     "stablehlo.reverse": _reverse,
     "stablehlo.concatenate": _concatenate,
+    "stablehlo.gather": _gather,
+    "stablehlo.dynamic_gather": _gather,
 }

@@ -6,12 +6,15 @@ Called by `pipeline` for engines with packed GEMMs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from smelt.dim import Size, product
 from smelt.dtype import i8
 from smelt.ir.core import Value
 from smelt.ir.ops.attention import AttentionAxes, AttentionNumbers
 from smelt.ir.ops.paged_attention import PagedNumbers
 from smelt.ir.rewrite import Match, Rule, op
+from smelt.shape import Shape
 
 # The finder of attention needs softmax as a composite, that of quantised matmuls `quantize` and `dequantize`.
 COMPOSITES = frozenset(
@@ -21,6 +24,7 @@ COMPOSITES = frozenset(
     }
 )
 QUERIES = 64  # of a block: their scores and results stay in L1 and L2
+WIDEST = 1 << 30  # window: differences of positions are of i32
 LANES = 16  # positions of a page of i8 are whole vectors
 DEEPEST = 512  # elements of a query or value row that a kernel keeps cache-resident
 
@@ -43,6 +47,26 @@ def attention_rules(columns: int, has_int8_pages: bool = True) -> list[Rule]:
     ]
 
 
+def suits_attention(axes: AttentionAxes, shapes: Sequence[Shape]) -> bool:
+    """Whether the kernel has a form for these axes, and for the types of queries, keys, values and the result."""
+    deep = (axes.size(axes.depth), axes.size(axes.value))
+    known = all(isinstance(size, int) and 0 < size <= DEEPEST for size in deep)
+    return known and all(str(shape.dtype) in _FLOATS for shape in shapes)
+
+
+def suits_paged_attention(numbers: PagedNumbers, shapes: Sequence[Shape], has_int8_pages: bool) -> bool:
+    """Whether the kernel has a form for these queries and pages of keys and of values."""
+    q, keys, values = shapes
+    if numbers.window > WIDEST:
+        return False
+    if not all(isinstance(size, int) and size > 0 for size in (*q.sizes[1:], *keys.sizes[1:], *values.sizes[1:])):
+        return False
+    if not all(isinstance(size, int) and size <= DEEPEST for size in (q.sizes[2], values.sizes[3])):
+        return False
+    is_int8 = keys.dtype == i8 and has_int8_pages and keys.sizes[3] % LANES == 0
+    return all(str(shape.dtype) in _FLOATS for shape in ((q,) if is_int8 else (q, keys, values)))
+
+
 def _block(queries: Size, columns: int) -> int:
     """Queries of a block: keys and values are read once for each, whatever the register tile; fewer if there are."""
     most = max(QUERIES, columns)
@@ -55,14 +79,9 @@ def _fuse(m: Match, columns: int) -> Value | None:
     said = m.op.attrs["composite_attributes"]
     numbers = AttentionNumbers.of(said)
     operands = [m.operand(i) for i in range(len(m.op.operands))]
-    axes = AttentionAxes.of(str(said.get("layout")), [value.shape for value in operands], m.shape)
-    if numbers is None or axes is None:
-        return None
-    floats = [value.shape for value, role in zip(operands, numbers.roles, strict=True) if role in ("q", "k", "v")]
-    if any(str(shape.dtype) not in _FLOATS for shape in (*floats, m.shape)):
-        return None
-    deep = (axes.size(axes.depth), axes.size(axes.value))
-    if not all(isinstance(size, int) and size <= DEEPEST for size in deep):
+    shapes = [value.shape for value in operands]
+    axes = AttentionAxes.of(str(said.get("layout")), shapes, m.shape)
+    if numbers is None or axes is None or not suits_attention(axes, (*shapes[:3], m.shape)):
         return None
     width = _block(product(axes.sizes[letter] for letter in axes.rows), columns)
     return m.build.op("smelt.attention", *operands, composite_attributes=said, width=width, result=m.shape).result
@@ -70,15 +89,10 @@ def _fuse(m: Match, columns: int) -> Value | None:
 
 def _fuse_paged(m: Match, width: int, has_int8_pages: bool) -> Value | None:
     said = m.op.attrs["composite_attributes"]
-    if m.op.attrs["name"] != "smelt.paged_attention" or PagedNumbers.of(said) is None:
+    numbers = PagedNumbers.of(said)
+    if m.op.attrs["name"] != "smelt.paged_attention" or numbers is None:
         return None
     operands = [m.operand(i) for i in range(len(m.op.operands))]
-    q, keys, values = (value.shape for value in operands[:3])
-    deep = (q.sizes[2], values.sizes[3])
-    static = all(isinstance(size, int) for size in (*q.sizes[1:], *keys.sizes[1:], *values.sizes[1:]))
-    if not static or not all(isinstance(size, int) and size <= DEEPEST for size in deep):
-        return None
-    is_int8 = keys.dtype == i8 and has_int8_pages and keys.sizes[3] % LANES == 0
-    if any(str(shape.dtype) not in _FLOATS for shape in ((q,) if is_int8 else (q, keys, values))):
+    if not suits_paged_attention(numbers, [value.shape for value in operands[:3]], has_int8_pages):
         return None
     return m.build.op("smelt.paged_attention", *operands, composite_attributes=said, width=width).result

@@ -9,6 +9,7 @@ from smelt.dim import Size
 from smelt.errors import UnsupportedError
 from smelt.ir.attributes import Symbol
 from smelt.ir.clone import clone_args, clone_ops, remake_op, substitution
+from smelt.ir.composite_check import fits
 from smelt.ir.core import Func, Op, Program, Region, Value, walk
 from smelt.ir.ops.definition import Scope
 from smelt.ir.ops.signature import bare_symbol
@@ -19,7 +20,8 @@ MOST = 1 << 17  # ops after inlining: a chain of functions that call the next on
 
 
 def inline(program: Program, keep: Container[str] = ()) -> Program:
-    """The same program without calls and without composites other than those in `keep`."""
+    """The same program without calls, and without composites other than those in `keep` that are what their names
+    say."""
     callees = {op: name for func in program.funcs.values() for op in walk(func.body) if (name := _callee(op, keep))}
     if not callees:
         return _drop_unreachable(program)
@@ -47,7 +49,7 @@ def _callee(op: Op, keep: Container[str]) -> str | None:
     if op.name == "func.call":
         name: str = op.attrs["callee"]
         return name
-    if op.name == "stablehlo.composite" and op.attrs["name"] not in keep:
+    if op.name == "stablehlo.composite" and (op.attrs["name"] not in keep or not fits(op)):
         decomposition: str = op.attrs["decomposition"]
         return decomposition
     return None

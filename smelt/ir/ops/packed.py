@@ -191,9 +191,11 @@ def _packed_conv(frame: Frame, op: Op, images: Array, panels: Array) -> Array:
     depth = images.shape[-1] // groups * prod(taps.window)
     images = np.pad(images, ((0, 0), *taps.edges, (0, 0)))
     reads = (under(images, taps, tap, out) for tap in np.ndindex(*taps.window))
-    parts = [part.reshape(batch, -1, groups, images.shape[-1] // groups) for part in reads]
+    parts = [part.reshape(batch, prod(out), groups, images.shape[-1] // groups) for part in reads]
+    if not parts:
+        return np.zeros((batch, *out, features), op.result.shape.element.numpy)
     # [group, batch, pixel, tap and channel]
-    rows = np.moveaxis(np.stack(parts, axis=3), 2, 0).reshape(groups, -1, depth)
+    rows = np.moveaxis(np.stack(parts, axis=3), 2, 0).reshape(groups, batch * prod(out), depth)
     matrix = Layout.parse(op.attrs["layout"]).restore(panels, (groups, depth, features // groups))
     found = sum_products(rows, matrix, op.result.shape.element)
     return found.transpose(1, 0, 2).reshape(batch, *out, features)
@@ -229,7 +231,7 @@ def _depthwise_conv(frame: Frame, op: Op, images: Array, kernel: Array) -> Array
 def under(images: Array, taps: Taps, tap: Sequence[int], out: Sequence[int]) -> Array:
     """The elements that one tap of every window reads."""
     each = zip(tap, taps.dilations, taps.strides, out, strict=True)
-    places = (slice(at * hole, at * hole + (size - 1) * step + 1, step) for at, hole, step, size in each)
+    places = (slice(at * hole, at * hole + max((size - 1) * step + 1, 0), step) for at, hole, step, size in each)
     return images[(slice(None), *places)]
 
 
@@ -249,8 +251,8 @@ def _infer_winograd_conv(call: Call) -> Sequence[Type]:
     call.require(panels.rank == 4 and panels.sizes[1] == 16, "", "panels must be of 16 packed matrices", got=panels)
     call.same_size(panels.sizes[2], images.sizes[3], "", "one row for each channel")
     call.same_size(panels.sizes[0], ceildiv(result.sizes[-1], panels.sizes[3]), "", "the panels hold the features")
-    batch, high, wide, _ = images.sizes
-    return [Shape.of(result.dtype, (batch, high - 2, wide - 2, result.sizes[-1]))]
+    out = Taps((3, 3), (1, 1), (1, 1)).out(images.sizes[1:-1])
+    return [Shape.of(result.dtype, (images.sizes[0], *out, result.sizes[-1]))]
 
 
 def _winograd_conv(frame: Frame, op: Op, images: Array, panels: Array) -> Array:

@@ -15,7 +15,7 @@ import numpy as np
 from smelt.dim import ceildiv, floordiv
 from smelt.dtype import Array, f32, i8, i32, ui8
 from smelt.ir.attributes import INT, STRING
-from smelt.ir.block_layout import COLUMNS, Layout, unpack
+from smelt.ir.block_layout import COLUMNS, Layout, can_pack, unpack
 from smelt.ir.blocks import BLOCKS, RUN
 from smelt.ir.core import Op, Type
 from smelt.ir.ops.definition import Attr, Call, Frame, OpDef
@@ -73,6 +73,7 @@ def check_block_dot(call: Call) -> None:
     q, scale, totals, panels = (call.shape(i) for i in range(4))
     result = call.declared_shape()
     call.require(call.attrs["format"] in BLOCKS, "", "an unknown format", got=call.attrs["format"])
+    call.require(can_pack(BLOCKS[call.attrs["format"]]), "", "a format without records", got=call.attrs["format"])
     layout = Layout.of(call.attrs["format"])
     kinds = (i8, f32, i32 if layout.zero else f32, ui8)
     for shape, kind in zip((q, scale, totals, panels), kinds, strict=True):

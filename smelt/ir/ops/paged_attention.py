@@ -130,8 +130,8 @@ def round_rows(x: Array) -> tuple[Array, Array]:
 def open_pages(keys: Array, values: Array) -> tuple[Array, Array]:
     """Pages of i8 as f32: keys [p, g, k, s] and values [p, g, s, e]."""
     words, scales = keys[:, :, :-SCALES], np.ascontiguousarray(keys[:, :, -SCALES:]).view(np.float32)[..., 0]
-    codes = words.transpose(0, 1, 2, 4, 3).reshape(*keys.shape[:2], -1, keys.shape[3])
-    rows = values.swapaxes(3, 4).reshape(*values.shape[:2], -1, values.shape[3])
+    codes = words.transpose(0, 1, 2, 4, 3).reshape(*keys.shape[:2], words.shape[2] * WORD, keys.shape[3])
+    rows = values.swapaxes(3, 4).reshape(*values.shape[:2], values.shape[2] * WORD, values.shape[3])
     return codes * scales[:, :, 0, None], rows * scales[:, :, 1, :, None]
 
 

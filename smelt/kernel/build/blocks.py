@@ -110,7 +110,7 @@ def chunk_rows(rows: Size, depth: Size) -> int:
     """Rows of the largest chunk: they stay in L2 while all panels are multiplied with them."""
     assert isinstance(depth, int)
     most = min(ROWS, max(FEWEST, CACHED // max(depth, 1) // FEWEST * FEWEST))
-    return min(rows, most) if isinstance(rows, int) else most
+    return max(1, min(rows, most)) if isinstance(rows, int) else most
 
 
 def row_slices(nest: Nest, op: Op, value: Value, index: tuple[Expr, Expr], rows: Expr) -> Slice:

@@ -29,7 +29,7 @@ def grouped_dot(nest: Nest, op: Op, output: Output) -> None:
     rows, (_, count, _, line) = tensor(lhs).sizes[1], tensor(panels).sizes
     assert isinstance(line, int)
     width, columns = line // form.k_pack, tensor(op.result).sizes[2]
-    most = min(rows, ROWS) if isinstance(rows, int) else ROWS
+    most = max(1, min(rows, ROWS)) if isinstance(rows, int) else ROWS
     with nest.loops((count,)) as (number,):
         tile = nest.tile("tile", form.total, most * width)
         panel = Panels.of(nest, number, (count, 1), most, (width, columns), form.total)

@@ -60,6 +60,12 @@ class Paged(Frozen):
         return ROWS
 
     @property
+    def room(self) -> Size:
+        """Positions that a sequence has pages for: none in an empty table or pool."""
+        lines, columns = tensor(self.op.operands[3]).sizes
+        return columns * self.page * minimum(lines, 1) * minimum(tensor(self.op.operands[1]).sizes[0], 1)
+
+    @property
     def is_int8(self) -> bool:
         return tensor(self.op.operands[1]).element == i8
 
@@ -148,8 +154,7 @@ def measure_block(nest: Nest, paged: Paged, token: Expr, sequence: Expr, most: E
             nest.emit(Set(count, nest.let(add(i, 1))))
             nest.emit(Set(low, nest.apply("minimum", nest.keep(low), position)))
             nest.emit(Set(high, nest.apply("maximum", nest.keep(high), position)))
-    room = tensor(paged.op.operands[3]).sizes[1] * paged.page - 1
-    return nest.keep(count), nest.keep(low), nest.apply("minimum", nest.keep(high), Amount(room))
+    return nest.keep(count), nest.keep(low), nest.apply("minimum", nest.keep(high), Amount(paged.room - 1))
 
 
 @dataclass(slots=True)
@@ -249,7 +254,9 @@ class Block:
         nest, paged = self.nest, self.paged
         places = self.array("place", ROWS, i32)
         with self.rows() as (at, _, row):
-            nest.write(places, row, nest.convert(_index(nest, paged.op, 5, at), i32))
+            place = _index(nest, paged.op, 5, at)  # less than 0 sees no key, and more than an i32 all
+            place = nest.apply("clamp", Number(-1), place, Number((1 << 31) - 1), dtype=i64)
+            nest.write(places, row, nest.convert(place, i32))
         if paged.is_int8:
             return paged_int8.round_queries(self), places
         queries = self.array("query", ROWS * paged.depth)

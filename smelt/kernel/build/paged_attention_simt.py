@@ -235,8 +235,7 @@ class _Keys:
     @staticmethod
     def of(nest: Nest, paged: Paged, token: Expr) -> _Keys:
         position = to_index(nest, nest.pull(paged.op.operands[5], (token,)))
-        room = tensor(paged.op.operands[3]).sizes[1] * paged.page
-        end = nest.apply("minimum", nest.let(add(position, 1)), Amount(room))
+        end = nest.apply("minimum", nest.let(add(position, 1)), Amount(paged.room))
         if not paged.numbers.window:
             return _Keys(Number(0), end)
         behind = nest.let(add(position, 1 - paged.numbers.window))

@@ -74,8 +74,8 @@ template <int SHARES, int PARTS> struct smelt_single_tiles {
   }
 };
 // Of all `tiles` a block has every gridDim.x-th; `panels_of`: the weights of one. A tile of a pair has two PARTS, one
-// after the other, whose weights are `apart` bytes from each other. A warp multiplies by a share of K; a turn is a chunk
-// of each share. `finish` is run by the last warp, which waits for the sums of one tile after another.
+// after the other, whose weights are `apart` bytes from each other. A warp multiplies by a share of K; a turn is a
+// chunk of each share. `finish` is run by the last warp, which waits for the sums of one tile after another.
 template <class U, int STAGES, int SHARES, int PARTS, bool EXACT, int PITCH, class W, class F>
 inline void smelt_block_single(int thread, char *shared, i64 tiles, const W &panels_of, const i8 *q, const f32 *scale,
     const f32 *total, i64 panel, i64 apart, i64 blocks, f32 *acc, const F &finish) {

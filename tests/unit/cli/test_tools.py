@@ -61,6 +61,18 @@ def test_bench_without_a_result_says_why(monkeypatch: pytest.MonkeyPatch) -> Non
     assert caught.value.got == "the worker has no smelt"
 
 
+def test_bench_gives_the_error_of_the_model_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `smelt run` does, with one remedy."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(SmeltError) as caught:
+        bench(DIGITS, [], "reference", [], 0.05, False, device="cuda")
+    with pytest.raises(SmeltError) as own:
+        load(DIGITS, engine="reference", device="cuda")
+    assert str(caught.value) == str(own.value)
+    assert type(caught.value) is type(own.value)
+    assert str(caught.value).count("\n  try ") == 1
+
+
 def test_bench_measures_interleaved(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("onnxruntime")
     bench(DIGITS, ["batch=2"], "reference", ["onnxruntime"], 0.05, True)

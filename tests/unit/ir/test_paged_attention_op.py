@@ -147,7 +147,8 @@ def test_bits_of_a_query_are_its_own(name: str, seed: int, monkeypatch: pytest.M
 
 def test_heads_of_one_sequence_are_on_several_cores() -> None:
     case = CASES["grouped"]
-    plan, _ = plan_program(program(case), cpu.target("plain")).plans["main"]
+    target = cpu.target("plain")
+    plan, _ = plan_program(program(case, tile_shape(target).columns), target).plans["main"]
     (kernel,) = [step.kernel for step in walk(plan.steps) if isinstance(step, Launch)]
     (loop,) = [each for each in kernel.body if isinstance(each, For)]
     assert (loop.level, loop.vector) == ("core", "none")

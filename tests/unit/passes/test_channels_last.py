@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import smelt
+from smelt.device.registry import find_device
 from smelt.dtype import dtype
 from smelt.engine import engines
-from smelt.ir.attributes import ConvDims
+from smelt.ir.attributes import ConvDims, GatherDims
 from smelt.ir.build import FuncBuilder
-from smelt.ir.core import Program, Value, walk
+from smelt.ir.core import Op, Program, Value, walk
 from smelt.ir.interpret import run
+from smelt.ir.rewrite import Edit
 from smelt.ir.verify import verify
 from smelt.passes import pipeline
 from smelt.passes.channels_last import channels_last, channels_last_dims
+from smelt.read.onnx.model import read
 from smelt.shape import Shape
+from tests.onnx_oracle import session
 
 FIRST = ConvDims(0, 1, (2, 3), 1, 0, (2, 3), 0, 1, (2, 3))
 
@@ -142,6 +148,19 @@ def pooled(f: FuncBuilder, y: Value) -> Value:
     ).result
 
 
+def gathered(
+    axes: tuple[int, ...],
+    offsets: tuple[int, ...],
+    slices: tuple[int, ...],
+    indices: list[Any],
+    vector: int = 1,
+    batching: tuple[tuple[int, ...], tuple[int, ...]] = ((), ()),
+) -> Callable[[FuncBuilder, Value], Value]:
+    """A gather of the axes from places that may lie outside, where they are clamped."""
+    dims = GatherDims(offsets, axes, *batching, axes, vector)
+    return lambda f, y: f.gather(y, f.constant(np.array(indices), "i32"), dimension_numbers=dims, slice_sizes=slices)
+
+
 # Ops after a convolution to [2, 4, 3, 5]: (the op, whether it works on NHWC).
 AFTER: dict[str, tuple[Callable[[FuncBuilder, Value], Value], bool]] = {
     "pool": (pooled, True),
@@ -157,6 +176,19 @@ AFTER: dict[str, tuple[Callable[[FuncBuilder, Value], Value], bool]] = {
         y, broadcast_dimensions=(0, 1, 2, 4), result=Shape("f32", 2, 4, 3, 6, 5)), True),
     "a batch inserted": (lambda f, y: f.broadcast_in_dim(
         y, broadcast_dimensions=(1, 2, 3, 4), result=Shape("f32", 3, 2, 4, 3, 5)), False),
+    "rows gathered": (gathered((2,), (0, 1, 3), (2, 4, 1, 5), [0, 0, 1, 2, 9, -4, 1]), True),
+    "columns gathered": (gathered((3,), (0, 1, 2), (2, 4, 3, 1), [[4], [0], [2], [7]]), True),
+    "no columns gathered": (gathered((3,), (0, 1, 2), (2, 4, 3, 1), np.zeros([0]).tolist()), True),
+    "channels gathered": (gathered((1,), (0, 2, 3), (2, 1, 3, 5), [3, 0, 0]), False),
+    "images gathered": (gathered((0,), (1, 2, 3), (1, 4, 3, 5), [1, 1, 0]), False),
+    "parts of rows gathered": (gathered((2,), (0, 1, 3), (2, 4, 1, 3), [2, 0]), False),
+    "parts of channels gathered": (gathered((2,), (0, 1, 3), (2, 2, 1, 5), [2, 0]), False),
+    "rows gathered to the front": (gathered((2,), (1, 2, 3), (2, 4, 1, 5), [2, 0, 1]), False),
+    "rows gathered by a matrix": (gathered((2,), (0, 1, 4), (2, 4, 1, 5), [[2, 0], [1, 1]], 2), False),
+    "rows gathered, the vector first": (gathered((2,), (0, 1, 3), (2, 4, 1, 5), [[2, 0, 1]], 0), False),
+    "pixels gathered": (gathered((2, 3), (0, 1), (2, 4, 1, 1), [[2, 0], [1, 4]]), False),
+    "rows gathered per image": (
+        gathered((2,), (1, 3), (1, 4, 1, 5), [[2, 0], [1, 1]], 2, ((0,), (0,))), False),
     "transpose": (lambda f, y: f.transpose(y, permutation=(3, 0, 2, 1)), False),
 }  # fmt: skip
 
@@ -178,3 +210,64 @@ def test_ops_after_a_convolution(name: str, seed: int) -> None:
         (moved,) = (op for op in after.main.body.ops if op.name == "stablehlo.transpose" and op.result is made.result)
         assert moved.operands[0].op is not None
         assert moved.operands[0].op.name == "stablehlo.convolution", "two transposes are one"
+
+
+def resize(batch: int | str, mode: str, scale: float, coordinates: str) -> bytes:
+    """Two convolutions with a Resize, a product and a sum between them."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    def weights(name: str, *sizes: int) -> Any:
+        numbers = np.random.default_rng(len(name)).standard_normal(sizes) / np.sqrt(np.prod(sizes[1:]))
+        return numpy_helper.from_array(numbers.astype(np.float32), name)
+
+    kept = [weights("w", 5, 3, 3, 3), weights("vv", 2, 5, 1, 1)]
+    kept.append(numpy_helper.from_array(np.array([1, 1, scale, scale], np.float32), "scales"))
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"], pads=[1, 1, 1, 1]),
+        helper.make_node("Resize", ["a", "", "scales"], ["b"], mode=mode, coordinate_transformation_mode=coordinates),
+        helper.make_node("Mul", ["b", "b"], ["c"]),
+        helper.make_node("Conv", ["c", "vv"], ["y"]),
+    ]
+    ends = (
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 3, 8, 6])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+    )
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", *ends, kept), opset_imports=[helper.make_opsetid("", 18)], ir_version=9
+    )
+    return bytes(model.SerializeToString())
+
+
+@pytest.mark.parametrize("batch", [1, 3, "n"], ids=str)
+@pytest.mark.parametrize(
+    ("mode", "scale", "coordinates"),
+    [
+        ("nearest", 1.5, "half_pixel"),
+        ("nearest", 0.5, "asymmetric"),
+        ("linear", 2.0, "half_pixel"),
+        ("linear", 1.5, "align_corners"),
+        ("cubic", 2.0, "half_pixel"),
+    ],
+)
+def test_a_resized_feature_map_stays_in_nhwc(
+    batch: int | str, mode: str, scale: float, coordinates: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the image, the kernels, the weights of the taps and the result are transposed; onnxruntime agrees."""
+    path, model = tmp_path / "m.onnx", resize(batch, mode, scale, coordinates)
+    path.write_bytes(model)
+    seen: list[Op] = []
+
+    def watch(edit: Edit) -> int:
+        count = channels_last(edit)
+        seen.extend(edit.ops())
+        return count
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "channels_last", watch)
+        pipeline.run(read(path)[0], target=find_device("cpu").target())
+    assert {"stablehlo.gather", "stablehlo.dynamic_gather"} & {op.name for op in seen}
+    makers = [op.operands[0].op for op in seen if op.name == "stablehlo.transpose"]
+    assert {maker.name for maker in makers if maker} <= {"stablehlo.constant", "stablehlo.convolution"}
+    x = np.random.default_rng(3).standard_normal((batch if isinstance(batch, int) else 3, 3, 8, 6)).astype(np.float32)
+    (wanted,) = session(model).run(None, {"x": x})
+    np.testing.assert_allclose(np.asarray(smelt.load(path, device="cpu")(x)["y"]), wanted, rtol=1e-4, atol=1e-5)

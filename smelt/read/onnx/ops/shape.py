@@ -303,6 +303,9 @@ def split_1(
 # ---- slices ----
 
 
+_LONGEST = (1 << 63) - 1  # step: beyond the first element of any axis
+
+
 @onnx_op("Slice", since=10)
 def slice_(
     g: Graph, data: Tensor, starts: Sizes, ends: Sizes, axes: Ints | None = None, steps: Ints | None = None
@@ -331,7 +334,7 @@ def slice_(
             low = _clamp_index(last, size, -1, size - 1)
             begin[axis] = size - 1 - high
             end[axis] = maximum(size - 1 - low, begin[axis])
-            step[axis] = -stride
+            step[axis] = min(-stride, _LONGEST)
             reverse.append(axis)
     if all(isinstance(n, int) for n in (*begin, *end)) and data.known is not None:
         cut = tuple(slice(*part) for part in zip(begin, end, step, strict=True))
@@ -350,7 +353,7 @@ def _clamp_index(index: Size, size: Size, low: Size, high: Size) -> Size:
                 return high
         else:
             if index <= -(1 << 31):
-                return low
+                return minimum(low, high)  # an empty axis has no place 0
             placed = size + index
     elif at_most(0, index):
         placed = index
