@@ -26,6 +26,7 @@ from smelt.ir.text import parse
 from smelt.kernel.build import blocks_simt
 from smelt.kernel.loops import tensor_tile
 from smelt.passes.lower_blocks import round_activations
+from smelt.passes.specialise import specialise
 from smelt.shape import Shape
 from smelt.weights import Weights
 from tests.cuda.emulated import EmulatedCuda
@@ -327,3 +328,16 @@ def test_gate_and_up_of_several_tiles(
     np.testing.assert_allclose(found[9], want, rtol=0, atol=2e-3 * np.abs(want).max())
     for rows, got in found.items():
         np.testing.assert_array_equal(got, found[9][:rows])
+
+
+@pytest.mark.parametrize("columns", [8, 32])
+def test_a_single_row_by_one_tile(columns: int, emulated: EmulatedCuda, seed: int) -> None:
+    """There is no loop over tiles where the number of rows is known."""
+    program = specialise(round_activations(product(BLOCKS["q4_1"], 33, columns)), {"R": 1})
+    assert "smelt_block_single<" in emit_source([plan_program(program, emulated.target())]).text()
+    (made,) = compile_all([program], emulated.target())
+    assert not isinstance(made, SmeltError)
+    w = random_weights(BLOCKS["q4_1"], columns, 33, seed=seed)
+    x = np.random.default_rng(seed).standard_normal((1, 33 * 32), np.float32)
+    (want,) = run(program, [x, w])
+    np.testing.assert_allclose(made(x, w)[0].numpy(), want, rtol=0, atol=4e-6 * np.abs(want).max())

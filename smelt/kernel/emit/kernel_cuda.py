@@ -802,8 +802,8 @@ class StagePrinter(Printer):
     def single_row(self, mma: BlockMma, depth: int) -> list[str]:
         """The whole body of a launch with a product of a single row: one function gives the weights of a tile; another
         has what is in front of the product and behind it for each tile, and is run by one warp."""
-        assert self.stage.var is not None
-        var, extent, whole = self.stage.var.name, self.expr(self.stage.extent or Number(1)), self.stage
+        var, whole = "smelt_only" if self.stage.var is None else self.stage.var.name, self.stage
+        extent = "1" if whole.extent is None else self.expr(whole.extent)
         at, pad, panel = self.stage.body.index(mma), "  " * depth, self.address(mma.panel.place, "ui8")
         before, behind = self.stage.body[:at], self.stage.body[at + 1 :]
         rows = [each.place.index for each in (mma.q, mma.scale, mma.total)]
