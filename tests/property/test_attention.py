@@ -26,6 +26,7 @@ from smelt.ir.core import Program, Value
 from smelt.ir.interpret import run
 from smelt.kernel.build.attention_shape import Attention, AttentionSchedule
 from smelt.kernel.loops import parallelise
+from smelt.kernel.plan import contract
 from smelt.passes import pipeline
 from smelt.shape import Shape
 from smelt.target import TileShape
@@ -262,7 +263,7 @@ def test_narrow_types(element: str, seed: int) -> None:
     "shape", [TileShape(6, 16, 8), TileShape(4, 8, 4)], ids=lambda shape: f"{shape.rows}x{shape.columns}"
 )
 def test_any_tile_is_right(shape: TileShape, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for each in (stages, pipeline):  # packing and printing
+    for each in (stages, pipeline, contract):  # packing, printing and what may be printed
         monkeypatch.setattr(each, "tile_shape", lambda target: shape)
     random = np.random.default_rng([seed, shape.rows])
     assert failures([draw(random) for _ in range(8)], random) == []

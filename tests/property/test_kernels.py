@@ -16,6 +16,7 @@ from smelt.engine import compile as stages
 from smelt.engine import native
 from smelt.errors import SmeltError
 from smelt.kernel.build import gemm
+from smelt.kernel.plan import contract
 from smelt.passes import pipeline
 from smelt.target import TileShape
 from tests.property.problems import Problem, difference, draw, edges
@@ -62,7 +63,7 @@ def test_edge_cases() -> None:
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"{shape.rows}x{shape.columns}x{shape.lanes}")
 def test_any_tile_is_right(shape: TileShape, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The shape of register tiles, and with it the width of panels, is a matter of speed alone."""
-    for each in (stages, pipeline):  # packing and printing
+    for each in (stages, pipeline, contract):  # packing, printing and what may be printed
         monkeypatch.setattr(each, "tile_shape", lambda target: shape)
     random = np.random.default_rng([seed, shape.rows])
     problems = [draw(("contraction", "window")[i % 2], random) for i in range(12)]
@@ -71,7 +72,7 @@ def test_any_tile_is_right(shape: TileShape, seed: int, monkeypatch: pytest.Monk
 
 def test_panels_taken_together_change_no_bit(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that do not fit in a cache pass several narrow panels at once."""
-    for each in (stages, pipeline):  # packing and printing
+    for each in (stages, pipeline, contract):  # packing, printing and what may be printed
         monkeypatch.setattr(each, "tile_shape", lambda target: TileShape(6, 16, 8))
     random = np.random.default_rng([seed, 7])
     problems = [draw("contraction", random) for _ in range(10)]

@@ -14,7 +14,7 @@ TOGETHER = 4 * RUN  # elements of a warp: each thread has four
 
 
 class Rows(Frozen):
-    """A tile of f32: `rows` of it are used, at most `most`, and of `width` elements of a row so many are `columns`."""
+    """A tile of f32: `rows` of it are used, at most `most`, and `columns` of the `width` elements of a row."""
 
     tile: str
     rows: Expr

@@ -32,7 +32,7 @@ class Output(Frozen):
     `path`: the reshapes and transposes between the op and that value, which map the index of an element.
     `rounded`: conversions of the last value that are stored as well, and their buffers. `pair`: two parts of the op's
     result that the epilogue reads instead of it, at the same index (`build.pairs`). `roundings` are all of one value,
-    on a GPU: whoever stores an element through `finish` puts what it returns into a tile, and rounds that.
+    on a GPU: a kernel that stores elements through `finish` puts what that returns into a tile, and rounds it.
     """
 
     targets: Sequence[int]

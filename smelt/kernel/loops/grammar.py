@@ -287,8 +287,8 @@ class BlockMma(Frozen):
     panels.
     Rows are integers `q` [row, k], the `scale` of each run of them [row, run] and the `total` of each group
     [row, group]. `panel` is [block, byte]: records of a format (`ir.block_layout`).
-    `aside` is run by one warp of a GPU while others multiply, after the launch in front: whoever reads the sums reads
-    what it stored too.
+    `aside` is run by one warp of a GPU while others multiply, after the launch in front: it is done when the sums are
+    there.
     """
 
     acc: Slice
