@@ -14,9 +14,9 @@ from math import inf
 
 from smelt.dim import Size
 from smelt.dtype import DType, bf16, i32, i64
-from smelt.ir.blocks import RUN
 from smelt.kernel import math
-from smelt.kernel.emit.blocks_cuda import block_call, choose_shape
+from smelt.kernel.emit.block_calls_cuda import print_product, print_rounding, print_single_row
+from smelt.kernel.emit.blocks_cuda import choose_shape
 from smelt.kernel.emit.printer import Printer, apply_text
 from smelt.kernel.emit.rows_cuda import print_loop
 from smelt.kernel.emit.tile_cuda import FEW, MMA, TILE, TILED
@@ -37,7 +37,6 @@ from smelt.kernel.loops.grammar import (
     Fail,
     Fold,
     For,
-    If,
     Let,
     Load,
     Mma,
@@ -54,19 +53,15 @@ from smelt.kernel.loops.grammar import (
     Transpose,
     Update,
     Var,
-    loads,
     reads_from,
-    reads_memory,
     static_extent,
     stores_to,
-    variables,
     walk_statements,
 )
 from smelt.kernel.loops.simt import (
     THREADS,
     WARP,
     Stage,
-    dependencies,
     has_multiprocessors,
     map_to_grid,
 )
@@ -171,7 +166,7 @@ class StagePrinter(Printer):
         before = self.block(stage.before, 1)
         extent = None if stage.extent is None else self.expr(stage.extent)
         single = next((each for each in stage.body if isinstance(each, BlockMma) and each.single), None)
-        body = self.single_row(single, 1) if single else self.block(stage.body, 1 if extent is None else 2)
+        body = print_single_row(self, single, 1) if single else self.block(stage.body, 1 if extent is None else 2)
         lines = [*self.tiles(), *self.restore(), *before]
         if single:
             lines += body
@@ -408,9 +403,9 @@ class StagePrinter(Printer):
             case Decode():
                 return self.fence(self.decode(stmt, depth), stmt, pad)
             case BlockMma():
-                return self.fence(self.block_mma(stmt, depth), stmt, pad)
+                return self.fence(print_product(self, stmt, depth), stmt, pad)
             case RoundRow():
-                return [f"{pad}{self.round_row(stmt)}"]
+                return [f"{pad}{print_rounding(self, stmt)}"]
             case Fail():
                 raise AssertionError("no builder writes it")
         return self.plain(stmt, depth)
@@ -754,119 +749,6 @@ class StagePrinter(Printer):
         first = f"{self.address(parts.place, 'f32')} + ({tile}) * {count} * {sums}"
         counter = f"{self.name}_counters + {tile}"
         return f"smelt_share{{{self.expr(split.number)}, {count}, {first}, {counter}, {done.place.array}}}"
-
-    def block_mma(self, mma: BlockMma, depth: int) -> list[str]:
-        """A call of the micro-kernel of a format by a block: rows, integers, scales, totals, records, tile."""
-        kinds = (mma.q, "i8"), (mma.scale, "f32"), (mma.total, "f32")
-        rows = [f"{self.address(of.place, kind)}, {self.expr(of.strides[0])}" for of, kind in kinds]
-        panel, (step, records) = self.address(mma.panel.place, "ui8"), (mma.panel.strides[2], mma.panel.sizes[0])
-        tile = [self.address(mma.acc.place, "f32"), self.expr(mma.acc.strides[0]), self.expr(mma.acc.sizes[1])]
-        deep, _, exact = choose_shape(mma)
-        pad, call, count = "  " * depth, block_call(mma, deep, exact, self.stage.ring), self.expr(mma.acc.sizes[0])
-        given = ", ".join([count, *rows, *([] if mma.stages else [panel]), *map(self.expr, (step, records)), *tile])
-        aside = self.aside(mma, depth)
-        if not mma.stages:
-            behind = [f"{pad}if ({LANE} < {WARP}) smelt_aside({LANE}); }}"] if aside else []
-            return [*aside, f"{pad}{call}({LANE}, smelt_shared, {given});", *behind]
-        var, extent, before = "", "1", tuple[Stmt, ...]()
-        if mma in self.stage.body and self.stage.var is not None and self.stage.extent is not None:
-            var, extent = self.stage.var.name, self.expr(self.stage.extent)
-            wanted = [Let(Var(""), each) for each in (mma.panel.place.index, mma.acc.sizes[1])]
-            before = dependencies(self.stage.body[: self.stage.body.index(mma)], wanted)
-        state = "  smelt_block_ring smelt_ring = {};"
-        if var:
-            self.locals["ring"] = state
-        panels = f"return smelt_block_panels{{{panel}, {tile[-1]} > 16}};"
-        return [
-            *aside,
-            *([] if var else [f"{pad}{{", state]),
-            f"{pad}{call}({LANE}, smelt_shared, smelt_ring, {var or '0'}, {extent}, [&](i64 {var}) {{",
-            *self.block(before, depth + 1),
-            f"{pad}  {panels}",
-            f"{pad}}}, {given}, {'smelt_aside' if aside else '[](int) {}'});",
-            *([] if var else [f"{pad}}}"]),
-            *([f"{pad}}}"] if aside else []),
-        ]
-
-    def aside(self, mma: BlockMma, depth: int) -> list[str]:
-        """The beginning of a scope with `smelt_aside`, a function of one warp, which is its group; nothing where there
-        is none."""
-        if not mma.aside:
-            return []
-        pad, whole = "  " * depth, self.stage
-        self.stage = replace(whole, group="warp", row=None)
-        body = self.block(mma.aside, depth + 1)
-        self.stage = whole
-        return [f"{pad}{{", f"{pad}const auto smelt_aside = [&](int {LANE}) {{", *body, f"{pad}}};"]
-
-    def single_row(self, mma: BlockMma, depth: int) -> list[str]:
-        """The whole body of a launch with a product of a single row: one function gives the weights of a tile; another
-        has what is in front of the product and behind it for each tile, and is run by one warp."""
-        var, whole = "smelt_only" if self.stage.var is None else self.stage.var.name, self.stage
-        extent = "1" if whole.extent is None else self.expr(whole.extent)
-        at, pad, panel = self.stage.body.index(mma), "  " * depth, self.address(mma.panel.place, "ui8")
-        before, behind = self.stage.body[:at], self.stage.body[at + 1 :]
-        rows = [each.place.index for each in (mma.q, mma.scale, mma.total)]
-        start = dependencies(before, [*(Let(Var(""), each) for each in rows), *mma.aside])
-        of_tile = dependencies(before, [Let(Var(""), each) for each in (mma.panel.place.index, mma.acc.sizes[1])])
-        given = [self.address(of.place, kind) for of, kind in ((mma.q, "i8"), (mma.scale, "f32"), (mma.total, "f32"))]
-        numbers = mma.panel.strides[2], mma.apart or Number(0), mma.panel.sizes[0]
-        given += [*map(self.expr, numbers), self.address(mma.acc.place, "f32")]
-        deep, _, exact = choose_shape(mma)
-        call = block_call(mma, deep, exact, self.stage.ring)
-        lines = [
-            f"{pad}{{",
-            f"{pad}  const i64 {var} = 0;  // the row is that of all tiles",
-            *self.block(start, depth + 1),
-            f"{pad}  {call}({LANE}, smelt_shared, {extent}, [&](i64 {var}) {{",
-            *self.block(of_tile, depth + 2),
-            f"{pad}    return smelt_block_panels{{{panel}, {self.expr(mma.acc.sizes[1])} > 16}};",
-            f"{pad}  }}, {', '.join(given)}, [&](auto tiles) {{",
-        ]
-        self.stage = replace(whole, group="warp", row=None)
-        lines += [
-            f"{pad}    const int smelt_of_block = {LANE}, smelt_of_warp = (int)((ui32)smelt_of_block % {WARP}u);",
-            f"{pad}    {{ const int {LANE} = smelt_of_warp;",
-            *self.block(mma.aside, depth + 2),
-            f"{pad}    for (i64 {var}; ({var} = tiles.next()) < {extent};) {{",
-            *self.block(before, depth + 3),
-            *self.touch(behind, depth + 3),
-            f"{pad}      tiles.wait();",
-            *self.block(behind, depth + 3),
-            f"{pad}    }} }}",
-            f"{pad}  }});",
-            f"{pad}}}",
-        ]
-        self.stage = whole
-        return lines
-
-    def touch(self, statements: Sequence[Stmt], depth: int) -> list[str]:
-        """Loads of what loops on lanes read from memory at places that they compute: it is in the L1 cache then."""
-        pad, lines, unknown = "  " * depth, list[str](), set[Var]()
-        for each in statements:
-            match each:
-                case For(var, extent, body, "lane") if inside := self.touch(body, depth + 1):
-                    lines += [*loop_head(pad, var.name, LANE, extent, self.expr(extent), WARP), *inside, f"{pad}}}"]
-                case If(condition, then, _) if not reads_memory(condition) and unknown.isdisjoint(variables(condition)):
-                    if inside := self.touch(then, depth + 1):
-                        lines += [f"{pad}if ({self.expr(condition)}) {{", *inside, f"{pad}}}"]
-                case Let(var, value) if reads_memory(value) or not unknown.isdisjoint(variables(value)):
-                    unknown.add(var)
-                    read = [load for load in loads(value) if isinstance(load.place.array, int)]
-                    known = (load for load in read if not reads_memory(load.place.index))
-                    known = (load for load in known if unknown.isdisjoint(variables(load.place.index)))
-                    lines += [f"{pad}smelt_touch({self.address(x.place, math.storage(x.dtype))});" for x in known]
-                case Let():
-                    lines += self.statement(each, depth)
-        return [f"{pad}{{", *lines, f"{pad}}}"] if any("smelt_touch" in line for line in lines) else []
-
-    def round_row(self, stmt: RoundRow) -> str:
-        kinds = (stmt.q, "i8"), (stmt.scale, "f32"), (stmt.total, "i32" if stmt.zero else "f32")
-        columns = str(RUN * stmt.runs) if stmt.columns is None else self.expr(stmt.columns)
-        tile = self.expr(stmt.rows), columns, self.address(stmt.row, "f32"), str(stmt.pitch), self.expr(stmt.step)
-        given = LANE, *tile, *(self.address(place, kind) for place, kind in kinds)
-        sizes = stmt.group, stmt.zero, stmt.runs, self.group_threads, stmt.most
-        return f"smelt_round_rows<{', '.join(map(str, sizes))}>({', '.join(given)});"
 
     def attend(self, attend: Attend, depth: int) -> list[str]:
         """A call of `smelt_attend`; the blocks of the statement are functions that it calls."""

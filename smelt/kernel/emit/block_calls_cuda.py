@@ -1,0 +1,149 @@
+"""Calls of the micro-kernels of block-quantised weights, and of what rounds rows for them. `kernel_cuda` calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from smelt.ir.blocks import RUN
+from smelt.kernel import math
+from smelt.kernel.emit.blocks_cuda import block_call, choose_shape
+from smelt.kernel.emit.vector_cuda import LANE
+from smelt.kernel.loops.grammar import (
+    BlockMma,
+    For,
+    If,
+    Let,
+    Number,
+    RoundRow,
+    Stmt,
+    Var,
+    loads,
+    reads_memory,
+    variables,
+)
+from smelt.kernel.loops.simt import WARP, dependencies
+
+if TYPE_CHECKING:
+    from smelt.kernel.emit.kernel_cuda import StagePrinter
+
+
+def print_product(printer: StagePrinter, mma: BlockMma, depth: int) -> list[str]:
+    """A call of the micro-kernel of a format by a block: rows, integers, scales, totals, records, tile."""
+    kinds = (mma.q, "i8"), (mma.scale, "f32"), (mma.total, "f32")
+    rows = [f"{printer.address(of.place, kind)}, {printer.expr(of.strides[0])}" for of, kind in kinds]
+    panel, (step, records) = printer.address(mma.panel.place, "ui8"), (mma.panel.strides[2], mma.panel.sizes[0])
+    tile = [printer.address(mma.acc.place, "f32"), printer.expr(mma.acc.strides[0]), printer.expr(mma.acc.sizes[1])]
+    deep, _, exact = choose_shape(mma)
+    pad, call, count = "  " * depth, block_call(mma, deep, exact, printer.stage.ring), printer.expr(mma.acc.sizes[0])
+    given = ", ".join([count, *rows, *([] if mma.stages else [panel]), *map(printer.expr, (step, records)), *tile])
+    aside = _aside(printer, mma, depth)
+    if not mma.stages:
+        behind = [f"{pad}if ({LANE} < {WARP}) smelt_aside({LANE}); }}"] if aside else []
+        return [*aside, f"{pad}{call}({LANE}, smelt_shared, {given});", *behind]
+    var, extent, before = "", "1", tuple[Stmt, ...]()
+    if mma in printer.stage.body and printer.stage.var is not None and printer.stage.extent is not None:
+        var, extent = printer.stage.var.name, printer.expr(printer.stage.extent)
+        wanted = [Let(Var(""), each) for each in (mma.panel.place.index, mma.acc.sizes[1])]
+        before = dependencies(printer.stage.body[: printer.stage.body.index(mma)], wanted)
+    state = "  smelt_block_ring smelt_ring = {};"
+    if var:
+        printer.locals["ring"] = state
+    panels = f"return smelt_block_panels{{{panel}, {tile[-1]} > 16}};"
+    return [
+        *aside,
+        *([] if var else [f"{pad}{{", state]),
+        f"{pad}{call}({LANE}, smelt_shared, smelt_ring, {var or '0'}, {extent}, [&](i64 {var}) {{",
+        *printer.block(before, depth + 1),
+        f"{pad}  {panels}",
+        f"{pad}}}, {given}, {'smelt_aside' if aside else '[](int) {}'});",
+        *([] if var else [f"{pad}}}"]),
+        *([f"{pad}}}"] if aside else []),
+    ]
+
+
+def _aside(printer: StagePrinter, mma: BlockMma, depth: int) -> list[str]:
+    """The beginning of a scope with `smelt_aside`, a function of one warp, which is its group; nothing where there
+    is none."""
+    if not mma.aside:
+        return []
+    pad, whole = "  " * depth, printer.stage
+    printer.stage = replace(whole, group="warp", row=None)
+    body = printer.block(mma.aside, depth + 1)
+    printer.stage = whole
+    return [f"{pad}{{", f"{pad}const auto smelt_aside = [&](int {LANE}) {{", *body, f"{pad}}};"]
+
+
+def print_single_row(printer: StagePrinter, mma: BlockMma, depth: int) -> list[str]:
+    """The whole body of a launch with a product of a single row: one function gives the weights of a tile; another
+    has what is in front of the product and behind it for each tile, and is run by one warp."""
+    var, whole = "smelt_only" if printer.stage.var is None else printer.stage.var.name, printer.stage
+    extent = "1" if whole.extent is None else printer.expr(whole.extent)
+    at, pad, panel = printer.stage.body.index(mma), "  " * depth, printer.address(mma.panel.place, "ui8")
+    before, behind = printer.stage.body[:at], printer.stage.body[at + 1 :]
+    rows = [each.place.index for each in (mma.q, mma.scale, mma.total)]
+    start = dependencies(before, [*(Let(Var(""), each) for each in rows), *mma.aside])
+    of_tile = dependencies(before, [Let(Var(""), each) for each in (mma.panel.place.index, mma.acc.sizes[1])])
+    given = [printer.address(of.place, kind) for of, kind in ((mma.q, "i8"), (mma.scale, "f32"), (mma.total, "f32"))]
+    numbers = mma.panel.strides[2], mma.apart or Number(0), mma.panel.sizes[0]
+    given += [*map(printer.expr, numbers), printer.address(mma.acc.place, "f32")]
+    deep, _, exact = choose_shape(mma)
+    call = block_call(mma, deep, exact, printer.stage.ring)
+    lines = [
+        f"{pad}{{",
+        f"{pad}  const i64 {var} = 0;  // the row is that of all tiles",
+        *printer.block(start, depth + 1),
+        f"{pad}  {call}({LANE}, smelt_shared, {extent}, [&](i64 {var}) {{",
+        *printer.block(of_tile, depth + 2),
+        f"{pad}    return smelt_block_panels{{{panel}, {printer.expr(mma.acc.sizes[1])} > 16}};",
+        f"{pad}  }}, {', '.join(given)}, [&](auto tiles) {{",
+    ]
+    printer.stage = replace(whole, group="warp", row=None)
+    lines += [
+        f"{pad}    const int smelt_of_block = {LANE}, smelt_of_warp = (int)((ui32)smelt_of_block % {WARP}u);",
+        f"{pad}    {{ const int {LANE} = smelt_of_warp;",
+        *printer.block(mma.aside, depth + 2),
+        f"{pad}    for (i64 {var}; ({var} = tiles.next()) < {extent};) {{",
+        *printer.block(before, depth + 3),
+        *_touch(printer, behind, depth + 3),
+        f"{pad}      tiles.wait();",
+        *printer.block(behind, depth + 3),
+        f"{pad}    }} }}",
+        f"{pad}  }});",
+        f"{pad}}}",
+    ]
+    printer.stage = whole
+    return lines
+
+
+def _touch(printer: StagePrinter, statements: Sequence[Stmt], depth: int) -> list[str]:
+    """Loads of what loops on lanes read from memory at places that they compute: it is in the L1 cache then."""
+    pad, lines, unknown = "  " * depth, list[str](), set[Var]()
+    for each in statements:
+        match each:
+            case For(var, extent, body, "lane") if inside := _touch(printer, body, depth + 1):
+                at = var.name
+                head = f"{pad}for (i64 {at} = {LANE}; {at} < {printer.expr(extent)}; {at} += {WARP}) {{"
+                lines += [head, *inside, f"{pad}}}"]
+            case If(condition, then, _) if not reads_memory(condition) and unknown.isdisjoint(variables(condition)):
+                if inside := _touch(printer, then, depth + 1):
+                    lines += [f"{pad}if ({printer.expr(condition)}) {{", *inside, f"{pad}}}"]
+            case Let(var, value) if reads_memory(value) or not unknown.isdisjoint(variables(value)):
+                unknown.add(var)
+                read = [load for load in loads(value) if isinstance(load.place.array, int)]
+                known = (load for load in read if not reads_memory(load.place.index))
+                known = (load for load in known if unknown.isdisjoint(variables(load.place.index)))
+                lines += [f"{pad}smelt_touch({printer.address(x.place, math.storage(x.dtype))});" for x in known]
+            case Let():
+                lines += printer.statement(each, depth)
+    return [f"{pad}{{", *lines, f"{pad}}}"] if any("smelt_touch" in line for line in lines) else []
+
+
+def print_rounding(printer: StagePrinter, stmt: RoundRow) -> str:
+    kinds = (stmt.q, "i8"), (stmt.scale, "f32"), (stmt.total, "i32" if stmt.zero else "f32")
+    columns = str(RUN * stmt.runs) if stmt.columns is None else printer.expr(stmt.columns)
+    tile = printer.expr(stmt.rows), columns, printer.address(stmt.row, "f32"), str(stmt.pitch), printer.expr(stmt.step)
+    given = LANE, *tile, *(printer.address(place, kind) for place, kind in kinds)
+    sizes = stmt.group, stmt.zero, stmt.runs, printer.group_threads, stmt.most
+    return f"smelt_round_rows<{', '.join(map(str, sizes))}>({', '.join(given)});"
