@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from smelt.ir.blocks import RUN
-from smelt.kernel import math
 from smelt.kernel.emit.blocks_cuda import block_call, choose_shape
 from smelt.kernel.emit.vector_cuda import LANE
 from smelt.kernel.loops.grammar import (
     BlockMma,
-    For,
-    If,
     Let,
     Number,
     RoundRow,
     Stmt,
     Var,
-    loads,
-    reads_memory,
-    variables,
 )
 from smelt.kernel.loops.simt import WARP, dependencies
 
@@ -106,7 +99,7 @@ def print_single_row(printer: StagePrinter, mma: BlockMma, depth: int) -> list[s
         *printer.block(mma.aside, depth + 2),
         f"{pad}    for (i64 {var}; ({var} = tiles.next()) < {extent};) {{",
         *printer.block(before, depth + 3),
-        *_touch(printer, behind, depth + 3),
+        *printer.touch(behind, depth + 3),
         f"{pad}      tiles.wait();",
         *printer.block(behind, depth + 3),
         f"{pad}    }} }}",
@@ -115,29 +108,6 @@ def print_single_row(printer: StagePrinter, mma: BlockMma, depth: int) -> list[s
     ]
     printer.stage = whole
     return lines
-
-
-def _touch(printer: StagePrinter, statements: Sequence[Stmt], depth: int) -> list[str]:
-    """Loads of what loops on lanes read from memory at places that they compute: it is in the L1 cache then."""
-    pad, lines, unknown = "  " * depth, list[str](), set[Var]()
-    for each in statements:
-        match each:
-            case For(var, extent, body, "lane") if inside := _touch(printer, body, depth + 1):
-                at = var.name
-                head = f"{pad}for (i64 {at} = {LANE}; {at} < {printer.expr(extent)}; {at} += {WARP}) {{"
-                lines += [head, *inside, f"{pad}}}"]
-            case If(condition, then, _) if not reads_memory(condition) and unknown.isdisjoint(variables(condition)):
-                if inside := _touch(printer, then, depth + 1):
-                    lines += [f"{pad}if ({printer.expr(condition)}) {{", *inside, f"{pad}}}"]
-            case Let(var, value) if reads_memory(value) or not unknown.isdisjoint(variables(value)):
-                unknown.add(var)
-                read = [load for load in loads(value) if isinstance(load.place.array, int)]
-                known = (load for load in read if not reads_memory(load.place.index))
-                known = (load for load in known if unknown.isdisjoint(variables(load.place.index)))
-                lines += [f"{pad}smelt_touch({printer.address(x.place, math.storage(x.dtype))});" for x in known]
-            case Let():
-                lines += printer.statement(each, depth)
-    return [f"{pad}{{", *lines, f"{pad}}}"] if any("smelt_touch" in line for line in lines) else []
 
 
 def print_rounding(printer: StagePrinter, stmt: RoundRow) -> str:

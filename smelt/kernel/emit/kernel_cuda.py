@@ -37,6 +37,7 @@ from smelt.kernel.loops.grammar import (
     Fail,
     Fold,
     For,
+    If,
     Let,
     Load,
     Mma,
@@ -53,9 +54,12 @@ from smelt.kernel.loops.grammar import (
     Transpose,
     Update,
     Var,
+    loads,
     reads_from,
+    reads_memory,
     static_extent,
     stores_to,
+    variables,
     walk_statements,
 )
 from smelt.kernel.loops.simt import (
@@ -749,6 +753,26 @@ class StagePrinter(Printer):
         first = f"{self.address(parts.place, 'f32')} + ({tile}) * {count} * {sums}"
         counter = f"{self.name}_counters + {tile}"
         return f"smelt_share{{{self.expr(split.number)}, {count}, {first}, {counter}, {done.place.array}}}"
+
+    def touch(self, statements: Sequence[Stmt], depth: int) -> list[str]:
+        """Loads of what loops on lanes read from memory at places that they compute: it is in the L1 cache then."""
+        pad, lines, unknown = "  " * depth, list[str](), set[Var]()
+        for each in statements:
+            match each:
+                case For(var, extent, body, "lane") if inside := self.touch(body, depth + 1):
+                    lines += [*loop_head(pad, var.name, LANE, extent, self.expr(extent), WARP), *inside, f"{pad}}}"]
+                case If(condition, then, _) if not reads_memory(condition) and unknown.isdisjoint(variables(condition)):
+                    if inside := self.touch(then, depth + 1):
+                        lines += [f"{pad}if ({self.expr(condition)}) {{", *inside, f"{pad}}}"]
+                case Let(var, value) if reads_memory(value) or not unknown.isdisjoint(variables(value)):
+                    unknown.add(var)
+                    read = [load for load in loads(value) if isinstance(load.place.array, int)]
+                    known = (load for load in read if not reads_memory(load.place.index))
+                    known = (load for load in known if unknown.isdisjoint(variables(load.place.index)))
+                    lines += [f"{pad}smelt_touch({self.address(x.place, math.storage(x.dtype))});" for x in known]
+                case Let():
+                    lines += self.statement(each, depth)
+        return [f"{pad}{{", *lines, f"{pad}}}"] if any("smelt_touch" in line for line in lines) else []
 
     def attend(self, attend: Attend, depth: int) -> list[str]:
         """A call of `smelt_attend`; the blocks of the statement are functions that it calls."""
