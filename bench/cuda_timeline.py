@@ -31,6 +31,10 @@ extern "C" __device__ unsigned long long smelt_times[{len(MARKS) * BLOCKS}];
 #define SMELT_MARK(mark, thread) do {{ if (threadIdx.x == (thread) && blockIdx.x < {BLOCKS}) {{ \\
   unsigned long long now_; asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now_) :: "memory"); \\
   smelt_times[(mark) * {BLOCKS} + blockIdx.x] = now_; }} }} while (0)
+// The first or the last thread, whichever ends later: warps may have roles.
+#define SMELT_END() do {{ if ((threadIdx.x == 0 || threadIdx.x == blockDim.x - 1) && blockIdx.x < {BLOCKS}) {{ \\
+  unsigned long long now_; asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now_) :: "memory"); \\
+  atomicMax(smelt_times + 2 * {BLOCKS} + blockIdx.x, now_); }} }} while (0)
 """
 
 
@@ -40,7 +44,7 @@ def add_marks() -> None:
 
     def emit_marked(printer: StagePrinter) -> str:
         head, _, body = emit(printer).partition(") {\n")
-        return f"{head}) {{\n  SMELT_MARK(0, 0);\n{body.removesuffix('}')}  SMELT_MARK(2, 0);\n}}"
+        return f"{head}) {{\n  SMELT_MARK(0, 0);\n{body.removesuffix('}')}  SMELT_END();\n}}"
 
     def file_marked(source: cuda.CudaSource, parts: Any) -> str:
         marked = r"{ \1(); SMELT_MARK(1, blockDim.x - 1); }"
