@@ -20,6 +20,7 @@ from smelt.ir.build import FuncBuilder
 from smelt.ir.core import Program, Value
 from smelt.ir.interpret import run
 from smelt.kernel.loops import rows as rows_in_registers
+from smelt.kernel.loops import simt
 from smelt.passes.lower_blocks import round_activations
 from smelt.shape import Shape
 from smelt.weights import Weights
@@ -60,6 +61,10 @@ def largest(f: FuncBuilder, x: Value, w: Value) -> Value:
     return f.reduce_by("maximum", scaled(f, x, w), -np.inf, (1,))
 
 
+def mean_square(f: FuncBuilder, x: Value, w: Value) -> Value:
+    return f.rsqrt(mean(f, f.multiply(x, x)))
+
+
 NETWORKS: list[Callable[[FuncBuilder, Value, Value], Value]] = [rms_norm, layer_norm, softmax, largest]
 
 
@@ -69,6 +74,13 @@ def program(network: Callable[..., Value], rows: int | str, columns: int, elemen
     x, w = f.args
     found = network(f, f.convert(x, result=x.shape.with_dtype(dtype("f32"))), w)
     return Program.of(f.func(f.convert(found, result=found.shape.with_dtype(dtype(element)))))
+
+
+def rows_of(rows: int, columns: int, element: str, seed: int) -> list[Array]:
+    """Rows and weights."""
+    random = np.random.default_rng(seed)
+    x, w = random.standard_normal((rows, columns), np.float32), random.standard_normal(columns, np.float32)
+    return [x.astype(dtype(element).numpy), w]
 
 
 def source(made: Program, device: EmulatedCuda) -> str:
@@ -99,6 +111,24 @@ def test_rows_in_registers(
     x, w = random.standard_normal((rows, columns), np.float32), random.standard_normal(columns, np.float32)
     x[-1, [5, columns - 3]] = 40, -300
     check(made, [x.astype(dtype(element).numpy), w], emulated)
+
+
+@pytest.mark.parametrize("network", [largest, mean_square])
+def test_a_dynamic_number_of_rows(network: Callable[..., Value], emulated: EmulatedCuda, seed: int) -> None:
+    """There may be few: a block has each of them, also where nothing but a reduction is computed."""
+    made = program(network, "R", 1540, "bf16")
+    assert "smelt_read_pack<" in source(made, emulated)
+    x, w = rows_of(3, 1540, "bf16", seed)
+    for rows in (1, 3):
+        check(made, [x[:rows], w], emulated)
+
+
+def test_many_rows_that_are_reduced(emulated: EmulatedCuda, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A warp has each of them, where their number is known."""
+    monkeypatch.setattr(simt, "MANY_ROWS", 3)
+    made = program(mean_square, 3, 1540, "f32")
+    assert "smelt_read_pack<" not in source(made, emulated)
+    check(made, rows_of(3, 1540, "f32", seed), emulated)
 
 
 def test_terms_that_do_not_fit_in_shared_memory(

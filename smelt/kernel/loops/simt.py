@@ -289,8 +289,8 @@ def _place(loop: For) -> tuple[tuple[Stmt, ...], Var, Expr, Group]:
     few = not isinstance(rows, int) or rows < MANY_ROWS
     large = sum(tile_bytes(each) for each in walk_statements(loop.body) if isinstance(each, Tile)) > SHARED_BY_WARPS
     long = (few or large) and _has_long_loops(loop.body)
-    if few and isinstance(rows, int) and _has_long_folds(loop.body):
-        long = long or find_row((), loop.body, 0) is not None
+    if few and not long and _has_long_folds(loop.body):
+        long = find_row((), loop.body, 0) is not None
     if long or _has(loop.body, Mma | BlockMma | Attend | Decode):
         return loop.body, loop.var, loop.extent, "block"
     shared = any(isinstance(each, Fold) and each.lanes > 1 for each in walk_statements(loop.body))
