@@ -330,6 +330,31 @@ def test_gate_and_up_of_several_tiles(
         np.testing.assert_array_equal(got, found[9][:rows])
 
 
+def test_what_several_rows_need_beside_a_pair(emulated: EmulatedCuda, seed: int) -> None:
+    """A block finds the factor of each row from vectors of it, and a thread of the epilogue reads four adjacent sums of
+    both parts before it computes. Rows have the bits of a single one."""
+    depth, width = 2048, 160
+    program = feed_forward(depth, width)
+    *files, text = emit_source([plan_program(program, emulated.target())]).texts(1)
+    launches = list_launches(json.loads(text)["programs"]["smelt0"]["steps"])
+    kernel = next(each["function"] for each in launches if "block_dot" in each["function"]).rsplit("_", 1)[0]
+    first, *_, last = (each for each in launches if each["function"].startswith(f"{kernel}_"))
+    assert (first["threads"], first["per_block"]) == (depth // 4, 1)
+    bodies = ["".join(files).split(f" {each['function']}(")[1].split("\n}")[0] for each in (first, last)]
+    assert "smelt_fold_row<2048>(" in bodies[0]
+    assert bodies[1].count(" = smelt_get_pack<smelt_vector<f32, 4>>(") == 2
+    sizes = (width, depth), (width, depth), (depth, width)
+    weights: list[Any] = [random_weights(BLOCKS["q4_0"], a, b // 32, seed=seed + i) for i, (a, b) in enumerate(sizes)]
+    stored = Weights.of({f"w{i + 1}": HostBuffer.of(each) for i, each in enumerate(weights)})
+    made = NativeEngine(emulated.target()).compile(program).prepare(stored)
+    x = np.random.default_rng(seed).standard_normal((9, depth), np.float32)
+    (want,) = run(program, [x, *weights])
+    found = {rows: made(x[:rows])[0].numpy() for rows in (1, 2, 9)}
+    np.testing.assert_allclose(found[9], want, rtol=0, atol=2e-3 * np.abs(want).max())
+    for rows, got in found.items():
+        np.testing.assert_array_equal(got, found[9][:rows])
+
+
 @pytest.mark.parametrize("columns", [8, 32])
 def test_a_single_row_by_one_tile(columns: int, emulated: EmulatedCuda, seed: int) -> None:
     """There is no loop over tiles where the number of rows is known."""

@@ -25,7 +25,7 @@ from smelt.kernel.build.blocks import row_slices
 from smelt.kernel.build.gemm import axis_stride, element_place
 from smelt.kernel.build.gemm_simt import Tiled, at_most
 from smelt.kernel.build.pairs import half
-from smelt.kernel.build.round_simt import TOGETHER, Rows, round_tile
+from smelt.kernel.build.round_simt import TOGETHER, Rows, elements_of_warp, round_tile
 from smelt.kernel.build.sinks import Output, simt_sink
 from smelt.kernel.loops.grammar import (
     Amount,
@@ -183,16 +183,16 @@ def _finish_pairs(nest: Nest, op: Op, output: Output, kept: int, here: Size) -> 
     with nest.loops((groups * here, rows, ceildiv(part, TOGETHER))) as (group, row, number):
         first = nest.let(scale(number, TOGETHER))
         there = at_most(nest, TOGETHER, part, first)
-        tile = Tiled(nest.tile("run", f32, TOGETHER), TOGETHER, TOGETHER, Number(1), first, there)
-        with nest.loop(TOGETHER, "lane") as at, nest.guard(nest.less(at, there)):
+        held = nest.tile("run", f32, TOGETHER) if output.roundings else ""
+        with elements_of_warp(nest, there) as at:
             places = (flat((group, row, add(first, at, before)), sizes) for before in (0, part))
             sums = [nest.read(nest.buffer(kept), place, f32) for place in places]
             found = output.finish(nest, op, (group, row, add(first, at)), *sums)
             if found is not None:
-                nest.write(tile.name, at, found)
+                nest.write(held, at, found)
         if output.roundings:
             start = flat((group, row, first), (groups, rows, part))
-            round_tile(nest, output, Rows(tile.name, Number(1), 1, TOGETHER, there), start, TOGETHER)
+            round_tile(nest, output, Rows(held, Number(1), 1, TOGETHER, there), start, TOGETHER)
 
 
 def _keep_factors(nest: Nest, op: Op, here: Size) -> int:

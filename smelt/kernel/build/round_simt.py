@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
 from smelt.dim import Size, ceildiv
-from smelt.dtype import f32, i64
+from smelt.dtype import f32
 from smelt.frozen import Frozen
 from smelt.ir.blocks import RUN
+from smelt.kernel.build.gemm_simt import at_most
 from smelt.kernel.build.sinks import Output
 from smelt.kernel.loops.grammar import Amount, Expr, Number, Place, RoundRow, add, scale, split
 from smelt.kernel.loops.nest import Nest, flat, tensor
 
-TOGETHER = 4 * RUN  # elements of a warp: each thread has four
+VECTOR = 4  # adjacent elements of a thread: 16 bytes of f32
+TOGETHER = VECTOR * RUN  # elements of a warp
 
 
 class Rows(Frozen):
@@ -21,6 +26,17 @@ class Rows(Frozen):
     most: int
     width: int
     columns: Expr
+
+
+@contextmanager
+def elements_of_warp(nest: Nest, there: Expr) -> Iterator[Expr]:
+    """The number of each element of a warp, of which the first ones are `there`, a multiple of `VECTOR`: a thread has
+    adjacent ones, so that it reads all of them at once."""
+    with nest.loop(TOGETHER // VECTOR, "lane") as part:
+        whole, first = there == Number(TOGETHER), scale(part, VECTOR)
+        guard = nullcontext() if whole else nest.guard(nest.less(nest.let(first), there))
+        with guard, nest.loop(VECTOR, "vector") as i:
+            yield add(first, i)
 
 
 def round_tile(nest: Nest, output: Output, held: Rows, start: Expr, step: Size) -> None:
@@ -43,9 +59,8 @@ def round_kept(nest: Nest, output: Output, buffer: int, here: Size) -> None:
     with nest.loops((groups * here, rows, ceildiv(depth, TOGETHER))) as (group, row, part):
         first = nest.let(scale(part, TOGETHER))
         start = flat((group, row, first), sizes)
-        left = nest.let(add(depth, scale(first, -1)))
-        columns = nest.apply("minimum", Number(TOGETHER), left, dtype=i64)
+        columns = at_most(nest, TOGETHER, depth, first)
         held = nest.tile("run", f32, TOGETHER)
-        with nest.loop(TOGETHER, "lane") as at, nest.guard(nest.less(at, columns)):
+        with elements_of_warp(nest, columns) as at:
             nest.write(held, at, nest.read(nest.buffer(buffer), add(start, at), f32))
         round_tile(nest, output, Rows(held, Number(1), 1, TOGETHER, columns), start, TOGETHER)

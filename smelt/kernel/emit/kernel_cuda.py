@@ -500,6 +500,8 @@ class StagePrinter(Printer):
         *names, last = loop.body
         if not (isinstance(last, For) and last.level == "vector" and all(isinstance(each, Let) for each in names)):
             return None
+        if isinstance(fixed := static_extent(loop.extent), int) and fixed <= count:  # a thread has one
+            return None
         most = next((count for code, count in VECTORS if len(last.body) <= code), 2)
         turns = loop.var.extent // count if isinstance(loop.var.extent, int) else 1
         several = max(each for each in range(1, most + 1) if max(turns, 1) % each == 0)
