@@ -330,6 +330,17 @@ def test_attention_rounds_its_rows(
     check_attention(name, [(0, 1), (11, 20)], emulated, seed)
 
 
+def test_chunks_are_read_together(emulated: EmulatedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four of them, each with two numbers and the elements of a thread, before any is used."""
+    choose_kernels("chunks", monkeypatch)
+    text = emit_source([plan_program(rounded_attention(PAGED["shared heads"]), emulated.target())]).text()
+    before, mark, behind = text.rpartition("    SMELT_READ();\n")
+    assert mark
+    reads = before[before.rindex(" for (") :].splitlines()
+    assert sum(" = b" in line for line in reads) == paged_attention_simt.JOINED * (2 + 128 // 32)
+    assert " = b" not in behind[: behind.index(" / ")]  # the quotient at the end
+
+
 @pytest.mark.races
 @pytest.mark.parametrize("kernels", ["clusters", "blocks", "chunks"])
 def test_attention_puts_its_rows_into_shared_memory(

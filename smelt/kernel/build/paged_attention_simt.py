@@ -23,7 +23,7 @@ from smelt.kernel.build.gather_scatter import to_index
 from smelt.kernel.build.gemm import axis_stride, element_place
 from smelt.kernel.build.paged_attention import Paged, build_blocks
 from smelt.kernel.build.paged_flash import build_paged_flash, find_tile, has_aligned_pages
-from smelt.kernel.build.round_simt import Rows, round_kept, round_tile
+from smelt.kernel.build.round_simt import TOGETHER, Rows, round_kept, round_tile
 from smelt.kernel.build.sinks import Output, simt_sink
 from smelt.kernel.loops.grammar import Amount, Decode, Expr, Number, Quotient, Set, add, scale, split
 from smelt.kernel.loops.nest import Nest, flat, tensor
@@ -350,31 +350,40 @@ def _safe(nest: Nest, best: Expr) -> Expr:
 
 
 def _join(nest: Nest, paged: Paged, parts: int, kept: tuple[Size, ...], here: Size, output: Output) -> None:
-    """Combine the chunks of each query, in order; a query without keys gives zeros. A thread has an element of the
-    result, and reads several chunks at a time: the last one again and again, which then counts nothing. Those of a run
-    are a warp where it rounds them."""
+    """Combine the chunks of each query, in order; a query without keys gives zeros. A thread has elements of the
+    result, and reads several chunks at a time: the last one again and again, which then counts nothing. A warp has
+    runs of a head where it rounds them."""
     outer = paged.count * here, paged.groups, paged.shared
     if not output.roundings:
         with nest.loops((*outer, paged.values)) as (*index, e):
-            _join_element(nest, paged, parts, kept, (*index, e), output)
+            _join_elements(nest, paged, parts, kept, index, [e], output)
         return
-    with nest.loops((*outer, paged.values // RUN)) as (token, group, inner, run):
-        held = nest.tile("run", f32, RUN)
+    runs = max(each for each in (1, 2, TOGETHER // RUN) if paged.values % (each * RUN) == 0)
+    wide = runs * RUN
+    with nest.loops((*outer, paged.values // wide)) as (token, group, inner, part):
+        held, first = nest.tile("run", f32, wide), scale(part, wide)
         with nest.loop(RUN, "lane") as at:
-            e = nest.let(add(scale(run, RUN), at))
-            found = _join_element(nest, paged, parts, kept, (token, group, inner, e), output)
-            assert found is not None
-            nest.write(held, at, found)
+            elements = [nest.let(add(first, at, RUN * i)) for i in range(runs)]
+            found = _join_elements(nest, paged, parts, kept, (token, group, inner), elements, output)
+            for i, each in enumerate(found):
+                assert each is not None
+                nest.write(held, add(at, RUN * i), each)
         head = add(scale(group, paged.shared), inner)
-        start = flat((token, head, scale(run, RUN)), tensor(paged.op.result).sizes)
-        round_tile(nest, output, Rows(held, Number(1), 1, RUN, Number(RUN)), start, RUN)
+        start = flat((token, head, first), tensor(paged.op.result).sizes)
+        round_tile(nest, output, Rows(held, Number(1), 1, wide, Number(wide)), start, wide)
 
 
-def _join_element(
-    nest: Nest, paged: Paged, parts: int, kept: tuple[Size, ...], index: Sequence[Expr], output: Output
-) -> Expr | None:
-    """An element of the result; what `Output.finish` returns."""
-    token, group, inner, e = index
+def _join_elements(
+    nest: Nest,
+    paged: Paged,
+    parts: int,
+    kept: tuple[Size, ...],
+    row: Sequence[Expr],
+    elements: Sequence[Expr],
+    output: Output,
+) -> list[Expr | None]:
+    """Elements of a row of the result; for each what `Output.finish` returns."""
+    token, group, inner = row
     keys = _Keys.of(nest, paged, token)
     head = nest.let(add(scale(group, paged.shared), inner))
     first = nest.let(Quotient(keys.first, CHUNK))
@@ -391,15 +400,19 @@ def _join_element(
     sink = _sink(nest, paged, head)
     none = nest.apply("EQ", sink, Number(-inf, f32), dtype=i1)
     start = nest.apply("select", none, Number(0.0, f32), Number(1.0, f32), dtype=f32)
-    sums = tuple(nest.declare(f32, each) for each in (sink, start, Number(0.0, f32)))
+    sums = tuple(nest.declare(f32, each) for each in (sink, start, *[Number(0.0, f32)] * len(elements)))
+    places = Number(0), Number(1), *(add(e, 2) for e in elements)
     with nest.loop(turns, "ordered", fence=True) as turn:
         numbers = [nest.let(add(first, scale(turn, JOINED), i)) for i in range(JOINED)]
-        read = [[item(number, place) for place in (Number(0), Number(1), add(e, 2))] for number in numbers]
+        read = [[item(number, place) for place in places] for number in numbers]
         for number, (level, *more) in zip(numbers, read, strict=True):
             hidden = nest.apply("GT", number, last, dtype=i1)
             add_chunk(nest, sums, level, more, hidden)
-    _, total, result = sums
-    return _finish(nest, paged, output, (token, head, e), nest.keep(result), nest.keep(total))
+    _, total, *results = sums
+    return [
+        _finish(nest, paged, output, (token, head, e), nest.keep(result), nest.keep(total))
+        for e, result in zip(elements, results, strict=True)
+    ]
 
 
 def _sink(nest: Nest, paged: Paged, head: Expr) -> Expr:

@@ -49,6 +49,11 @@ PRELUDE = "\n".join(
         "#define SMELT_BEHIND(pointer)",
         "#define SMELT_PREFETCH(from, bytes)",
         "#endif",
+        "#ifdef __CUDACC__",  # no load in front of it is put off: the assembler would wait for one after another
+        "#define SMELT_READ() __syncwarp(__activemask())",
+        "#else",
+        "#define SMELT_READ()",
+        "#endif",
         "",
     )
 )

@@ -105,6 +105,7 @@ ATOMIC = {"add": "atomicAdd", "and": "atomicAnd", "or": "atomicOr", "xor": "atom
     "maximum": "atomicMax",
 }
 UNROLLED = 32  # statements of a loop of which several iterations are computed together
+SEVERAL = 4  # loads of an iteration that are worth being kept together
 BATCHES, BATCH_CODE = (8, 4), 64  # iterations of a shared loop whose loads come first; the most statements of all
 
 
@@ -381,7 +382,9 @@ class StagePrinter(Printer):
                 head = f"{pad}for (i64 {var.name} = 0; {var.name} < {self.expr(extent)}; {var.name}++) {{"
                 simple = self.alone and len(body) <= UNROLLED and all(isinstance(each, Let | Set) for each in body)
                 at_once = ["#pragma unroll 16"] if simple else []  # loads of several iterations
-                return [*at_once, head, *self.block(body, depth + 1), f"{pad}}}"]
+                early = count_reads(body) if self.alone and not simple else 0
+                first = [*self.block(body[:early], depth + 1), f"{pad}  SMELT_READ();"] if early else []
+                return [*at_once, head, *first, *self.block(body[early:], depth + 1), f"{pad}}}"]
             case Store() if not self.alone:
                 (line,) = self.plain(stmt, 0)
                 return self.fence([f"{pad}if ({LANE} == 0) {line}"], stmt, pad, always=True)
@@ -889,6 +892,16 @@ def taps_of_window(counts: Sequence[Expr], steps: Sequence[Expr]) -> tuple[Expr,
 def is_second_half(index: Expr) -> bool:
     """Whether a place in a tile of starts is one of the words that say which taps are there."""
     return isinstance(index, Affine) and index.constant != 0
+
+
+def count_reads(body: Sequence[Stmt]) -> int:
+    """How many statements a body of scalars begins with that read several elements of buffers, before it changes a
+    variable; 0: it is another one."""
+    if not all(isinstance(each, Let | Set) for each in body):
+        return 0
+    first = [*itertools.takewhile(lambda each: isinstance(each, Let), body)]
+    reads = [i for i, each in enumerate(first) if any(isinstance(array, int) for array in reads_from((each,)))]
+    return reads[-1] + 1 if len(reads) >= SEVERAL else 0
 
 
 def is_map(body: Sequence[Stmt]) -> int:
