@@ -299,9 +299,10 @@ class Run:
                 function = self.program.functions[each["function"]]
                 if each.get("prefetch") and not each["scratch"]:  # which every block would need
                     blocks = max(blocks, PREFETCHING)  # blocks without iterations only prefetch
-                given = blocks, each["threads"], [*arguments, self.memory, *self.next_pieces(each)], each["shared"]
                 overlap = OVERLAP and self.follows and (bool(each["awaits"]) or each["waits"])
-                self.queue.launch(function, *given, overlap=overlap)
+                arguments += [self.memory, *self.next_pieces(each)]
+                arguments += [int(overlap and each["ahead"])] if "ahead" in each else []
+                self.queue.launch(function, blocks, each["threads"], arguments, each["shared"], overlap=overlap)
                 self.follows = True
 
     def next_pieces(self, launch: Mapping[str, Any]) -> list[int]:

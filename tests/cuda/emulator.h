@@ -263,7 +263,8 @@ static void smelt_mma_sync_int8(int *c, const unsigned *a, const unsigned *b) {
 }
 struct smelt_two_words;
 template <class W = smelt_two_words> static W smelt_read_pair(const void *from) { return *(const W *)from; }
-static void smelt_touch(const void *from) { (void)*(const volatile char *)from; }
+static unsigned smelt_touch(const void *from) { return *(const volatile unsigned char *)from; }
+static void smelt_touched(unsigned) {}
 static unsigned smelt_read_word(const void *from) { return *(const unsigned *)from; }
 template <class T> static T smelt_now(const T *from) { return *from; }
 static float smelt_inverse(float x) { return 1.0f / x; }

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from smelt.ir.blocks import RUN
+from smelt.kernel import math
 from smelt.kernel.emit.blocks_cuda import block_call, choose_shape
 from smelt.kernel.emit.vector_cuda import LANE
 from smelt.kernel.loops.grammar import (
     BlockMma,
+    Fold,
     Let,
     Number,
     RoundRow,
     Stmt,
     Var,
+    affine,
+    loads,
+    static_extent,
 )
 from smelt.kernel.loops.simt import WARP, dependencies
 
 if TYPE_CHECKING:
     from smelt.kernel.emit.kernel_cuda import StagePrinter
+
+LINE, MOST_LINES = 128, 16  # bytes of a line of the cache; lines that a thread reads ahead
 
 
 def print_product(printer: StagePrinter, mma: BlockMma, depth: int) -> list[str]:
@@ -92,21 +100,51 @@ def print_single_row(printer: StagePrinter, mma: BlockMma, depth: int) -> list[s
         f"{pad}    return smelt_block_panels{{{panel}, {printer.expr(mma.acc.sizes[1])} > 16}};",
         f"{pad}  }}, {', '.join(given)}, [&](auto tiles) {{",
     ]
-    printer.stage = replace(whole, group="warp", row=None)
+    printer.stage, touched = replace(whole, group="warp", row=None), list[str]()
+    touches = printer.touch(behind, depth + 3, touched)
     lines += [
         f"{pad}    const int smelt_of_block = {LANE}, smelt_of_warp = (int)((ui32)smelt_of_block % {WARP}u);",
         f"{pad}    {{ const int {LANE} = smelt_of_warp;",
+        *touch_rows(printer, mma.aside, depth + 2),
         *printer.block(mma.aside, depth + 2),
         f"{pad}    for (i64 {var}; ({var} = tiles.next()) < {extent};) {{",
         *printer.block(before, depth + 3),
-        *printer.touch(behind, depth + 3),
+        *([f"{pad}      ui32 {', '.join(f'{each} = 0' for each in touched)};"] if touched else []),
+        *touches,
         f"{pad}      tiles.wait();",
+        *(f"{pad}      smelt_touched({each});" for each in touched),
         *printer.block(behind, depth + 3),
         f"{pad}    }} }}",
         f"{pad}  }});",
         f"{pad}}}",
     ]
     printer.stage = whole
+    return lines
+
+
+def touch_rows(printer: StagePrinter, statements: Sequence[Stmt], depth: int) -> list[str]:
+    """Loads of an element of each line that reductions of a warp read: all of them are under way at once, in front of
+    weights that the copy engine is asked for. Then the row is in the L1 cache."""
+    lines, pad = list[str](), "  " * depth
+    for fold in (each for each in statements if isinstance(each, Fold)):
+        values = fold.value, *(each.value for each in fold.body if isinstance(each, Let))
+        for load in dict.fromkeys(found for value in values for found in loads(value)):
+            steps = [size for term, size in affine(load.place.index).terms if term == fold.var]
+            extent, step = static_extent(fold.extent), LINE * 8 // load.dtype.bits
+            count = -(-extent // (step * WARP)) if isinstance(extent, int) else 0
+            if isinstance(load.place.array, int) and steps == [1] and 0 < count <= MOST_LINES:
+                at = f"const i64 {fold.var.name} = {step} * ({LANE} + {WARP} * t);"
+                read = f"smelt_touch({printer.address(load.place, math.storage(load.dtype))})"
+                lines += [
+                    f"{pad}{{ ui32 touched[{count}];",
+                    "#pragma unroll",
+                    f"{pad}for (int t = 0; t < {count}; t++) {{",
+                    f"{pad}  {at}",
+                    f"{pad}  touched[t] = {fold.var.name} < {extent} ? {read} : 0;",
+                    f"{pad}}}",
+                    "#pragma unroll",
+                    f"{pad}for (int t = 0; t < {count}; t++) smelt_touched(touched[t]); }}",
+                ]
     return lines
 
 

@@ -53,9 +53,10 @@ template <bool SIGNED> inline void smelt_mma_more_bytes(i32 *c, const ui32 *a, c
         " {%0, %1, %2, %3};" : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-inline void smelt_touch(const void *from) {  // so that what is there comes to the cache
-  ui32 unused;
-  asm volatile("ld.global.u8 %0, [%1];" : "=r"(unused) : "l"(from) : "memory");
+inline ui32 smelt_touch(const void *from) {  // so that what is there comes to the cache; `smelt_touched` takes the result
+  ui32 some;
+  asm volatile("ld.global.u8 %0, [%1];" : "=r"(some) : "l"(from) : "memory");
+  return some;
 }
 inline ui32 smelt_read_word(const void *from) {  // now: no compiler moves it to where it is used
   ui32 to;
@@ -76,6 +77,9 @@ inline ui32 smelt_sign_bits() {  // of four bytes: a constant that no compiler w
   ui32 some;
   asm volatile("mov.u32 %0, %%nsmid;" : "=r"(some));
   return 0x80808080u | some >> 31;
+}
+inline void smelt_touched(ui32 some) {  // loads whose results nobody uses would be left out
+  asm volatile("{ .reg .pred never; setp.ne.u32 never, %0, 0; @never trap; }" :: "r"(some & smelt_sign_bits() & 1u));
 }
 inline ui32 smelt_rotate(ui32 word, int by) { return __funnelshift_l(word, word, by); }
 inline ui32 smelt_count_readers(ui32 *at) {  // of shared memory, all of whose reads are done

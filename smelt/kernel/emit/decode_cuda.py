@@ -80,6 +80,25 @@ inline f32 smelt_lane(f32 x, int lane) {
   return __uint_as_float(__shfl_sync(0xffffffffu, __float_as_uint(x), lane));
 }
 struct __align__(8) smelt_half_words { ui32 x[2]; };
+// The keys and values of the first chunks come to the cache of the device, where `smelt_decode` reads them next.
+template <int DEPTH, int VALUES, bool ADJACENT, class Key, class Value>
+inline void smelt_decode_ahead(int thread, int keys, int first, int stride, int count, i64 key_step, i64 value_step,
+    const Key &key_at, const Value &value_at) {
+  enum { WARPS = DECODE_WARPS, KEY_LINES = ADJACENT ? 1 : (DEPTH + 63) / 64, VALUE_LINES = (VALUES + 63) / 64 };
+  const int warp = (ui32)thread / 32, lane = (ui32)thread % 32;
+#pragma unroll 1
+  for (int i = 0; i < 2 && i < count; i++) {
+    const int start = 16 * (WARPS * (first + i * stride) + warp);
+    if (start >= keys) break;
+    const ui16 *const k = key_at(start), *const v = value_at(start);
+#pragma unroll
+    for (ui32 at = lane; at < (ADJACENT ? DEPTH : 16) * KEY_LINES; at += 32)
+      smelt_prefetch(k + at / KEY_LINES * key_step + at % KEY_LINES * 64);
+#pragma unroll
+    for (ui32 at = lane; at < 16 * VALUE_LINES; at += 32)
+      smelt_prefetch(v + at / VALUE_LINES * value_step + at % VALUE_LINES * 64);
+  }
+}
 // SLOTS of the ring hold keys or values of a chunk. SHARE: blocks of a cluster, which take chunks in turns; the first
 // combines the results. 0: results go to `put`, and a later launch combines them. CHECK: 0 masks hide no chunk, 1 they
 // are the same for all queries, 2 any. WHOLE: there is memory for 16 keys wherever there is one. ADJACENT: 16 keys are

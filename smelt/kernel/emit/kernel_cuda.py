@@ -66,6 +66,7 @@ from smelt.kernel.loops.simt import (
     THREADS,
     WARP,
     Stage,
+    dependencies,
     has_multiprocessors,
     map_to_grid,
 )
@@ -132,6 +133,8 @@ class Launched:
     streams: bool = False  # the copy engine brings them: its blocks share the memory of a multiprocessor
     prefetches: bool = False  # it takes the pieces of memory (`PREFETCHED`) that a later launch reads
     most: int | None = None  # blocks that run at once, where more of them would only wait
+    # The buffers that it reads, where it is told to, before it waits itself for the launch in front of it.
+    ahead: tuple[int, ...] | None = None
 
 
 @dataclass(slots=True)
@@ -194,6 +197,7 @@ class StagePrinter(Printer):
         parameters.append(f"char *{kept}smelt_memory")
         if self.prefetches:
             parameters += [f"const i64 smelt_{name}" for name in PREFETCHED]
+        parameters += ["const i64 smelt_begins_early"] if self.decoding else []
         bounds = str(stage.threads) if self.resident == 1 else f"{stage.threads}, {self.resident}"
         cluster = f"__cluster_dims__({self.cluster}, 1, 1) " if self.cluster > 1 else ""
         head = (
@@ -205,7 +209,7 @@ class StagePrinter(Printer):
             start.append(f"  smelt_prefetch_pieces({', '.join(f'smelt_{name}' for name in PREFETCHED)});")
         start.append("  SMELT_RELEASE();")
         if waits:
-            start.append("  SMELT_AWAIT();")
+            start += [*self.ahead(), "  SMELT_AWAIT();"]
             start += [f"  SMELT_BEHIND({name});" for name in (*(f"b{i}" for i in self.buffers), "smelt_memory")]
         if self.prefetches:
             start += ["  if (blockIdx.x) return;"] if stage.extent is None else []  # others only prefetch
@@ -232,6 +236,7 @@ class StagePrinter(Printer):
             self.streams,
             self.prefetches,
             self.most,
+            tuple(each for each in reads_from(self.start) if isinstance(each, int)) if self.decoding else None,
         )
 
     @property
@@ -246,6 +251,23 @@ class StagePrinter(Printer):
         kinds = Mma | Attend | BlockMma
         products = [each for each in walk_statements(self.stage.body) if isinstance(each, kinds)]
         return not products
+
+    @property
+    def start(self) -> tuple[Stmt, ...]:
+        """What flash-decoding computes to find its keys, which it does before it waits for the launch in front."""
+        decode = self.decoding
+        if decode is None:
+            return ()
+        numbers = decode.keys, decode.first, decode.stride, decode.count, decode.k_step, decode.v_step
+        wanted = [*decode.at_key, *(Let(Var(""), each) for each in (*numbers, decode.k.index, decode.v.index))]
+        before = self.stage.body[: self.stage.body.index(decode)]
+        return (*dependencies((*self.stage.before, *before), wanted), *decode.at_key)
+
+    @property
+    def decoding(self) -> Decode | None:
+        """Flash-decoding that is what each iteration of the launch does."""
+        found = next((each for each in self.stage.body if isinstance(each, Decode)), None)
+        return None if self.stage.var is None or self.stage.extent is None else found
 
     @property
     def early(self) -> bool:
@@ -323,6 +345,39 @@ class StagePrinter(Printer):
             *one_by_one,
             "    }",
         ]
+
+    def ahead(self) -> list[str]:
+        """Prefetches of keys and values into the cache of the device, by what `start` computes."""
+        decode, kept = self.decoding, self.locals
+        if decode is None:
+            return []
+        assert self.stage.var is not None
+        assert self.stage.extent is not None
+        self.locals = {}
+        before = self.start[: len(self.start) - len(decode.at_key)]
+        var, extent = self.stage.var.name, self.expr(self.stage.extent)
+        flags = f"{decode.depth}, {decode.values}, {str(decode.adjacent).lower()}"
+        numbers = decode.keys, decode.first, decode.stride, decode.count, decode.k_step, decode.v_step
+        self.alone = True
+        functions = [self.place_function(f"i64 {decode.key.name}", decode.at_key, of, 3) for of in (decode.k, decode.v)]
+        self.alone = False
+        lines = [
+            f"    if (const i64 {var} = blockIdx.x; {var} < {extent}) {{",
+            *self.block(before, 3),
+            f"      smelt_decode_ahead<{flags}>({', '.join((LANE, *map(self.expr, numbers)))},",
+            *functions[0],
+            *functions[1][:-1],
+            "        });",
+            "    }",
+        ]
+        locals_, self.locals = self.locals, kept
+        return ["  if (smelt_begins_early) {", *(f"  {each}" for each in locals_.values()), *lines, "  }"]
+
+    def place_function(self, arguments: str, body: Sequence[Stmt], place: Place, depth: int) -> list[str]:
+        """A function that gives the address of 16 bits."""
+        pad, kind = "  " * depth, math.storage(bf16)
+        result = f"return (const {kind} *)({self.address(place, kind)});"
+        return [f"{pad}  [&]({arguments}) {{", *self.block(body, depth + 2), f"{pad}    {result}", f"{pad}  }},"]
 
     # -- memory --
 
@@ -759,22 +814,25 @@ class StagePrinter(Printer):
         counter = f"{self.name}_counters + {tile}"
         return f"smelt_share{{{self.expr(split.number)}, {count}, {first}, {counter}, {done.place.array}}}"
 
-    def touch(self, statements: Sequence[Stmt], depth: int) -> list[str]:
-        """Loads of what loops on lanes read from memory at places that they compute: it is in the L1 cache then."""
+    def touch(self, statements: Sequence[Stmt], depth: int, touched: list[str]) -> list[str]:
+        """Loads of what loops on lanes read from memory at places that they compute: it is in the L1 cache then.
+        `touched`: the variables with the results, which the caller declares and uses."""
         pad, lines, unknown = "  " * depth, list[str](), set[Var]()
         for each in statements:
             match each:
-                case For(var, extent, body, "lane") if inside := self.touch(body, depth + 1):
+                case For(var, extent, body, "lane") if inside := self.touch(body, depth + 1, touched):
                     lines += [*loop_head(pad, var.name, LANE, extent, self.expr(extent), WARP), *inside, f"{pad}}}"]
                 case If(condition, then, _) if not reads_memory(condition) and unknown.isdisjoint(variables(condition)):
-                    if inside := self.touch(then, depth + 1):
+                    if inside := self.touch(then, depth + 1, touched):
                         lines += [f"{pad}if ({self.expr(condition)}) {{", *inside, f"{pad}}}"]
                 case Let(var, value) if reads_memory(value) or not unknown.isdisjoint(variables(value)):
                     unknown.add(var)
                     read = [load for load in loads(value) if isinstance(load.place.array, int)]
                     known = (load for load in read if not reads_memory(load.place.index))
                     known = (load for load in known if unknown.isdisjoint(variables(load.place.index)))
-                    lines += [f"{pad}smelt_touch({self.address(x.place, math.storage(x.dtype))});" for x in known]
+                    for address in [self.address(each.place, math.storage(each.dtype)) for each in known]:
+                        touched.append(f"smelt_near{len(touched)}")
+                        lines.append(f"{pad}{touched[-1]} = smelt_touch({address});")
                 case Let():
                     lines += self.statement(each, depth)
         return [f"{pad}{{", *lines, f"{pad}}}"] if any("smelt_touch" in line for line in lines) else []
@@ -821,20 +879,17 @@ class StagePrinter(Printer):
 
     def decode(self, decode: Decode, depth: int) -> list[str]:
         """A call of `smelt_decode`, in the same way."""
-        pad, kind = "  " * depth, math.storage(bf16)
+        pad = "  " * depth
         row, key, step = (f"i64 {var.name}" for var in (decode.row, decode.key, decode.step))
 
         def function(arguments: str, body: Sequence[Stmt], result: str) -> list[str]:
             return [f"{pad}  [&]({arguments}) {{", *self.block(body, depth + 2), f"{pad}    {result}", f"{pad}  }},"]
 
-        def place_of(place: Place) -> str:
-            return f"return (const {kind} *)({self.address(place, kind)});"
-
         self.alone = True
         functions = [
             *function(f"{row}, {step}", decode.at_query, f"return {self.expr(decode.query)};"),
-            *function(key, decode.at_key, place_of(decode.k)),
-            *function(key, decode.at_key, place_of(decode.v)),
+            *self.place_function(key, decode.at_key, decode.k, depth),
+            *self.place_function(key, decode.at_key, decode.v, depth),
             *function(f"f32 {decode.score.name}, {row}, {key}", decode.mask, f"return {self.expr(decode.masked)};"),
             *function(
                 f"i64 {decode.chunk.name}, {row}, i64 {decode.column.name}, f32 {decode.element.name},"

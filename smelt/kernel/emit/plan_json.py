@@ -172,7 +172,7 @@ class PlanWriter:
         return targets.union(*(step.writes for step in steps if isinstance(step, Launch)))
 
     def _launch(self, launched: Launched, buffers: Sequence[int]) -> dict[str, Any]:
-        weights = launched.weights
+        weights, ahead = launched.weights, launched.ahead
         return {
             "function": launched.function,
             "buffers": [buffers[i] for i in launched.buffers],
@@ -190,6 +190,7 @@ class PlanWriter:
             "streams": launched.streams,
             "prefetches": launched.prefetches,
             **({} if launched.most is None else {"most": launched.most}),
+            **({} if ahead is None else {"ahead": all(self._is_weight(buffers[i]) for i in ahead)}),
         }
 
 
