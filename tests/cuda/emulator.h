@@ -43,6 +43,7 @@ static void release_at(const void *) {}
 static void acquire_at(const void *) {}
 static void count_at(const void *) {}
 static void begin_read(const void *, size_t) {}
+static void begin_write(void *, size_t) {}
 static void begin_run(void) {}
 static void watch_shared(const void *, size_t) {}
 static void touch_atomically(const void *, size_t) {}
@@ -307,6 +308,7 @@ static void smelt_copy_async(void *to, const void *from, int used) {
     abort();
   }
   begin_read(from, used);
+  begin_write(to, 16);
   copies[current].push_back({to, from, used});
 }
 static void smelt_copy_commit() {

@@ -168,6 +168,9 @@ UNSEEN static void copy_bytes(void *to, const void *from, size_t n) {
   touch(to, n, copying ? COPY : WRITE, __builtin_return_address(0));
   __builtin_memcpy(to, from, n);
 }
+UNSEEN static void begin_write(void *to, size_t n) {  // of an asynchronous copy, which may be done at once
+  touch(to, n, COPY, __builtin_return_address(0));
+}
 UNSEEN static void write_zeros(void *to, size_t n) {
   touch(to, n, copying ? COPY : WRITE, __builtin_return_address(0));
   __builtin_memset(to, 0, n);

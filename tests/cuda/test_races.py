@@ -32,6 +32,12 @@ THREADS = {
         " __syncwarp(); y[b * 64 + t] = near[t];",
         "written by",
     ),
+    "an asynchronous copy to what others read": (
+        "near[t] = t; __syncthreads(); y[b * 64 + t] = near[63 - t];"
+        " if (t < 16) smelt_copy_async(near + 4 * t, x + 4 * t, 16); smelt_copy_commit(); __syncthreads();"
+        " smelt_copy_wait<0>();",
+        "then written by a copy",
+    ),
     "its barrier": (
         "if (t < 16) smelt_copy_async(near + 4 * t, x + 4 * t, 16); smelt_copy_commit(); smelt_copy_wait<0>();"
         " __syncthreads(); y[b * 64 + t] = near[t];",
