@@ -53,7 +53,7 @@ template <bool SIGNED> inline void smelt_mma_more_bytes(i32 *c, const ui32 *a, c
         " {%0, %1, %2, %3};" : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-inline ui32 smelt_touch(const void *from) {  // so that what is there comes to the cache; `smelt_touched` takes the result
+inline ui32 smelt_touch(const void *from) {  // brings it to the cache; `smelt_touched` takes the result
   ui32 some;
   asm volatile("ld.global.u8 %0, [%1];" : "=r"(some) : "l"(from) : "memory");
   return some;

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from smelt.dim import Size
-from smelt.dtype import DType, bf16, i32, i64
+from smelt.dtype import DType, i32, i64
 from smelt.kernel import math
+from smelt.kernel.emit.attention_calls_cuda import early_reads, find_decode, print_attend, print_decode, print_early
 from smelt.kernel.emit.block_calls_cuda import print_product, print_rounding, print_single_row
 from smelt.kernel.emit.blocks_cuda import choose_shape
 from smelt.kernel.emit.printer import Printer, apply_text
@@ -66,7 +67,6 @@ from smelt.kernel.loops.simt import (
     THREADS,
     WARP,
     Stage,
-    dependencies,
     has_multiprocessors,
     map_to_grid,
 )
@@ -77,10 +77,7 @@ from smelt.kernel.loops.tensor_tile import (
     TENSOR,
     WARPS,
     attend_blocks,
-    decode_slots,
     few_columns,
-    flash_parts,
-    flash_stages,
     most_blocks,
     resident_blocks,
     stage_bytes,
@@ -197,7 +194,7 @@ class StagePrinter(Printer):
         parameters.append(f"char *{kept}smelt_memory")
         if self.prefetches:
             parameters += [f"const i64 smelt_{name}" for name in PREFETCHED]
-        parameters += ["const i64 smelt_begins_early"] if self.decoding else []
+        parameters += ["const i64 smelt_begins_early"] if find_decode(self.stage) else []
         bounds = str(stage.threads) if self.resident == 1 else f"{stage.threads}, {self.resident}"
         cluster = f"__cluster_dims__({self.cluster}, 1, 1) " if self.cluster > 1 else ""
         head = (
@@ -209,7 +206,7 @@ class StagePrinter(Printer):
             start.append(f"  smelt_prefetch_pieces({', '.join(f'smelt_{name}' for name in PREFETCHED)});")
         start.append("  SMELT_RELEASE();")
         if waits:
-            start += [*self.ahead(), "  SMELT_AWAIT();"]
+            start += [*print_early(self), "  SMELT_AWAIT();"]
             start += [f"  SMELT_BEHIND({name});" for name in (*(f"b{i}" for i in self.buffers), "smelt_memory")]
         if self.prefetches:
             start += ["  if (blockIdx.x) return;"] if stage.extent is None else []  # others only prefetch
@@ -236,7 +233,7 @@ class StagePrinter(Printer):
             self.streams,
             self.prefetches,
             self.most,
-            tuple(each for each in reads_from(self.start) if isinstance(each, int)) if self.decoding else None,
+            early_reads(stage),
         )
 
     @property
@@ -251,23 +248,6 @@ class StagePrinter(Printer):
         kinds = Mma | Attend | BlockMma
         products = [each for each in walk_statements(self.stage.body) if isinstance(each, kinds)]
         return not products
-
-    @property
-    def start(self) -> tuple[Stmt, ...]:
-        """What flash-decoding computes to find its keys, which it does before it waits for the launch in front."""
-        decode = self.decoding
-        if decode is None:
-            return ()
-        numbers = decode.keys, decode.first, decode.stride, decode.count, decode.k_step, decode.v_step
-        wanted = [*decode.at_key, *(Let(Var(""), each) for each in (*numbers, decode.k.index, decode.v.index))]
-        before = self.stage.body[: self.stage.body.index(decode)]
-        return (*dependencies((*self.stage.before, *before), wanted), *decode.at_key)
-
-    @property
-    def decoding(self) -> Decode | None:
-        """Flash-decoding that is what each iteration of the launch does."""
-        found = next((each for each in self.stage.body if isinstance(each, Decode)), None)
-        return None if self.stage.var is None or self.stage.extent is None else found
 
     @property
     def early(self) -> bool:
@@ -345,39 +325,6 @@ class StagePrinter(Printer):
             *one_by_one,
             "    }",
         ]
-
-    def ahead(self) -> list[str]:
-        """Prefetches of keys and values into the cache of the device, by what `start` computes."""
-        decode, kept = self.decoding, self.locals
-        if decode is None:
-            return []
-        assert self.stage.var is not None
-        assert self.stage.extent is not None
-        self.locals = {}
-        before = self.start[: len(self.start) - len(decode.at_key)]
-        var, extent = self.stage.var.name, self.expr(self.stage.extent)
-        flags = f"{decode.depth}, {decode.values}, {str(decode.adjacent).lower()}"
-        numbers = decode.keys, decode.first, decode.stride, decode.count, decode.k_step, decode.v_step
-        self.alone = True
-        functions = [self.place_function(f"i64 {decode.key.name}", decode.at_key, of, 3) for of in (decode.k, decode.v)]
-        self.alone = False
-        lines = [
-            f"    if (const i64 {var} = blockIdx.x; {var} < {extent}) {{",
-            *self.block(before, 3),
-            f"      smelt_decode_ahead<{flags}>({', '.join((LANE, *map(self.expr, numbers)))},",
-            *functions[0],
-            *functions[1][:-1],
-            "        });",
-            "    }",
-        ]
-        locals_, self.locals = self.locals, kept
-        return ["  if (smelt_begins_early) {", *(f"  {each}" for each in locals_.values()), *lines, "  }"]
-
-    def place_function(self, arguments: str, body: Sequence[Stmt], place: Place, depth: int) -> list[str]:
-        """A function that gives the address of 16 bits."""
-        pad, kind = "  " * depth, math.storage(bf16)
-        result = f"return (const {kind} *)({self.address(place, kind)});"
-        return [f"{pad}  [&]({arguments}) {{", *self.block(body, depth + 2), f"{pad}    {result}", f"{pad}  }},"]
 
     # -- memory --
 
@@ -461,9 +408,9 @@ class StagePrinter(Printer):
             case Mma():
                 return self.fence([f"{pad}{self.mma(stmt)}"], stmt, pad)
             case Attend():
-                return self.attend(stmt, depth)
+                return print_attend(self, stmt, depth)
             case Decode():
-                return self.fence(self.decode(stmt, depth), stmt, pad)
+                return self.fence(print_decode(self, stmt, depth), stmt, pad)
             case BlockMma():
                 return self.fence(print_product(self, stmt, depth), stmt, pad)
             case RoundRow():
@@ -836,76 +783,6 @@ class StagePrinter(Printer):
                 case Let():
                     lines += self.statement(each, depth)
         return [f"{pad}{{", *lines, f"{pad}}}"] if any("smelt_touch" in line for line in lines) else []
-
-    def attend(self, attend: Attend, depth: int) -> list[str]:
-        """A call of `smelt_attend`; the blocks of the statement are functions that it calls."""
-        pad = "  " * depth
-        stages = flash_stages(attend, self.stage.ring)
-        row, key = (f"i64 {var.name}" for var in (attend.row, attend.key))
-
-        def function(arguments: str, body: Sequence[Stmt], result: str) -> list[str]:
-            return [f"{pad}  [&]({arguments}) {{", *self.block(body, depth + 2), f"{pad}    {result}", f"{pad}  }},"]
-
-        def place_of(place: Place, dtype: DType) -> str:
-            return f"return (const {math.storage(dtype)} *)({self.address(place, math.storage(dtype))});"
-
-        self.alone = True
-        functions = [
-            *function(row, attend.at_row, place_of(attend.q, attend.types[0])),
-            *function(
-                f"{key}, i64 {attend.step.name}" if attend.adjacent else key,
-                attend.at_key,
-                place_of(attend.k, attend.types[1]),
-            ),
-            *function(key, attend.at_key, place_of(attend.v, attend.types[2])),
-            *function(f"f32 {attend.score.name}, {row}, {key}", attend.mask, f"return {self.expr(attend.masked)};"),
-            *function(f"i64 {attend.start.name}", attend.classify, f"return (int){self.expr(attend.kind)};"),
-            *function(f"f32 {attend.total.name}", attend.normalise, f"return {self.expr(attend.factor)};"),
-            *(
-                function(f"{row}, i64 {attend.column.name}, f32 {attend.element.name}", attend.put, "")
-                if attend.target is None
-                else function(row, attend.put, place_of(attend.target, attend.form.left).replace("const ", ""))
-            ),
-        ]
-        self.alone = False
-        functions[-1] = functions[-1].rstrip(",") + ");"
-        parts = flash_parts(attend.form.left)  # of weights
-        flags = int(attend.raw), int(attend.target is not None), int(attend.adjacent)
-        sizes = ", ".join(
-            map(str, (attend.depth, attend.values, attend.tile, stages, attend.block // 64, parts, *flags))
-        )
-        given = ", ".join((LANE, "smelt_shared", *map(self.expr, (attend.rows, attend.keys, attend.scale))))
-        return [f"{pad}smelt_attend<{sizes}>({given},", *functions]
-
-    def decode(self, decode: Decode, depth: int) -> list[str]:
-        """A call of `smelt_decode`, in the same way."""
-        pad = "  " * depth
-        row, key, step = (f"i64 {var.name}" for var in (decode.row, decode.key, decode.step))
-
-        def function(arguments: str, body: Sequence[Stmt], result: str) -> list[str]:
-            return [f"{pad}  [&]({arguments}) {{", *self.block(body, depth + 2), f"{pad}    {result}", f"{pad}  }},"]
-
-        self.alone = True
-        functions = [
-            *function(f"{row}, {step}", decode.at_query, f"return {self.expr(decode.query)};"),
-            *self.place_function(key, decode.at_key, decode.k, depth),
-            *self.place_function(key, decode.at_key, decode.v, depth),
-            *function(f"f32 {decode.score.name}, {row}, {key}", decode.mask, f"return {self.expr(decode.masked)};"),
-            *function(
-                f"i64 {decode.chunk.name}, {row}, i64 {decode.column.name}, f32 {decode.element.name},"
-                f" f32 {decode.total.name}",
-                decode.put,
-                "",
-            ),
-            *function(row, decode.at_sink, f"return {self.expr(decode.sink)};"),
-        ]
-        self.alone = False
-        functions[-1] = functions[-1].rstrip(",") + ");"
-        slots, flags = decode_slots(decode, self.stage.ring), (int(decode.whole), int(decode.adjacent))
-        sizes = decode.depth, decode.values, decode.most, slots, decode.share, decode.check, *flags
-        numbers = (decode.rows, decode.keys, decode.first, decode.stride, decode.count, decode.k_step, decode.v_step)
-        given = ", ".join((LANE, "smelt_shared", *map(self.expr, numbers)))
-        return [f"{pad}smelt_decode<{', '.join(map(str, sizes))}>({given},", *functions]
 
     # -- expressions --
 
