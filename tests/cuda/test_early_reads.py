@@ -99,7 +99,7 @@ def random_weights(columns: int, rows: int, random: np.random.Generator) -> Arra
 
 
 def test_loads_that_bring_data_nearer_are_in_the_machine_code() -> None:
-    """NVRTC leaves out loads whose results nobody uses, whatever the source says."""
+    """NVRTC leaves out loads whose results are not used, whatever the source says."""
     body = """extern "C" __global__ void kernel(const char *from) {{ {statement} }}\n"""
     counts = []
     for statement in ("", "smelt_touched(smelt_touch(from + threadIdx.x));"):

@@ -51,7 +51,7 @@ def print_attend(printer: StagePrinter, attend: Attend, depth: int) -> list[str]
     flags = int(attend.raw), int(attend.target is not None), int(attend.adjacent)
     sizes = attend.depth, attend.values, attend.tile, stages, attend.block // 64, parts, *flags
     given = ", ".join((LANE, "smelt_shared", *map(printer.expr, (attend.rows, attend.keys, attend.scale))))
-    return [f"{pad}smelt_attend<{', '.join(map(str, sizes))}>({given},", *_ended(functions)]
+    return [f"{pad}smelt_attend<{', '.join(map(str, sizes))}>({given},", *_end_call(functions)]
 
 
 def print_decode(printer: StagePrinter, decode: Decode, depth: int) -> list[str]:
@@ -72,7 +72,7 @@ def print_decode(printer: StagePrinter, decode: Decode, depth: int) -> list[str]
     slots, flags = decode_slots(decode, printer.stage.ring), (int(decode.whole), int(decode.adjacent))
     sizes = decode.depth, decode.values, decode.most, slots, decode.share, decode.check, *flags
     given = ", ".join((LANE, "smelt_shared", *map(printer.expr, (decode.rows, *_numbers(decode)))))
-    return [f"{pad}smelt_decode<{', '.join(map(str, sizes))}>({given},", *_ended(functions)]
+    return [f"{pad}smelt_decode<{', '.join(map(str, sizes))}>({given},", *_end_call(functions)]
 
 
 def find_decode(stage: Stage) -> Decode | None:
@@ -110,7 +110,7 @@ def print_early(printer: StagePrinter) -> list[str]:
         f"    if (const i64 {var} = blockIdx.x; {var} < {extent}) {{",
         *before,
         f"      smelt_decode_ahead<{decode.depth}, {decode.values}, {str(decode.adjacent).lower()}>({given},",
-        *_ended(functions),
+        *_end_call(functions),
         "    }",
         "  }",
     ]
@@ -154,6 +154,6 @@ def _place_function(
     return _function(printer, arguments, body, result, depth)
 
 
-def _ended(functions: list[str]) -> list[str]:
+def _end_call(functions: list[str]) -> list[str]:
     """The last arguments of a call."""
     return [*functions[:-1], functions[-1].rstrip(",") + ");"]

@@ -123,8 +123,8 @@ def print_single_row(printer: StagePrinter, mma: BlockMma, depth: int) -> list[s
 
 
 def touch_rows(printer: StagePrinter, statements: Sequence[Stmt], depth: int) -> list[str]:
-    """Loads of an element of each line that reductions of a warp read: all of them are under way at once, in front of
-    weights that the copy engine is asked for. Then the row is in the L1 cache."""
+    """Loads of an element of each line that reductions of a warp read: all of them run at once, in front of further
+    requests for weights. Then the row is in the L1 cache."""
     lines, pad = list[str](), "  " * depth
     for fold in (each for each in statements if isinstance(each, Fold)):
         values = fold.value, *(each.value for each in fold.body if isinstance(each, Let))

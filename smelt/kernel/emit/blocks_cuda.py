@@ -78,7 +78,7 @@ inline ui32 smelt_sign_bits() {  // of four bytes: a constant that no compiler w
   asm volatile("mov.u32 %0, %%nsmid;" : "=r"(some));
   return 0x80808080u | some >> 31;
 }
-inline void smelt_touched(ui32 some) {  // loads whose results nobody uses would be left out
+inline void smelt_touched(ui32 some) {  // loads whose results are not used would be left out
   asm volatile("{ .reg .pred never; setp.ne.u32 never, %0, 0; @never trap; }" :: "r"(some & smelt_sign_bits() & 1u));
 }
 inline ui32 smelt_rotate(ui32 word, int by) { return __funnelshift_l(word, word, by); }
