@@ -149,9 +149,10 @@ class Attention(Model):
         self._attend = paged_attention(*sizes, config.scale, config.softcap, layer.window, config.cache)
 
     def __call__(self, x: Tensor, cache: Cache, places: TokenMap, rows: Tensor | None = None) -> tuple[Tensor, Cache]:
-        """Attention of all tokens, or of `rows` i32[r] of them; keys and values are written for all."""
+        """Attention of all tokens, or of `rows` i32[r] of them; keys and values are written for all. Queries are computed
+        for all as well: the same products and maps as in other layers, which are shorter than launches for a few."""
         config, layer = self._config, self._layer
-        wide, narrow, same = self._project(x, rows)
+        wide, narrow, same = self._project(x)
         norms = (self.q_norm, self.k_norm) if self.q_norm is not None and self.k_norm is not None else None
         if norms is not None and not config.qk_norm_per_head:
             wide, narrow = norms[0](wide), norms[1](narrow)
@@ -159,10 +160,9 @@ class Attention(Model):
         k, v = (each.split("e", g=config.kv_heads, k=None) for each in (narrow, same))
         if norms is not None and config.qk_norm_per_head:
             q, k = norms[0](q), norms[1](k)
-        position = _take_rows(places.position, rows)
         if layer.rope is not None:
-            long = None if places.long is None else _take_rows(places.long, rows)
-            q, k = apply_rope(q, layer.rope, position, long), apply_rope(k, layer.rope, places.position, places.long)
+            q, k = (apply_rope(each, layer.rope, places.position, places.long) for each in (q, k))
+        q, position = _take_rows(q, rows), _take_rows(places.position, rows)
         new = store_as(k, v, config.cache)
         if isinstance(places, Slots):
             keys, values = (write_slots(old, each, places.position) for old, each in zip(cache, new, strict=True))
@@ -178,15 +178,14 @@ class Attention(Model):
                 y = sequence_attention(q, keys, values, places.pages, position, *numbers)
         return self.o(y.merge("h k", "e")), (keys, values)
 
-    def _project(self, x: Tensor, rows: Tensor | None) -> Sequence[Tensor]:
-        """Queries of the rows, keys and values of all tokens, [s, e] each."""
+    def _project(self, x: Tensor) -> Sequence[Tensor]:
+        """Queries, keys and values, [s, e] each."""
         if self.qkv is not None:
-            q, k, v = chunk(self.qkv(x), "e", self._widths)
-            return _take_rows(q, rows), k, v
+            return chunk(self.qkv(x), "e", self._widths)
         assert self.q is not None
         assert self.k is not None
         assert self.v is not None
-        return self.q(_take_rows(x, rows)), self.k(x), self.v(x)
+        return self.q(x), self.k(x), self.v(x)
 
 
 class MLP(Model):
@@ -310,7 +309,7 @@ class Decoder(Model):
     ) -> tuple[Tensor, list[Cache]]:
         """States [s, d] before the last norm, of all tokens or of `rows` of them, and the caches with the new keys and
         values. `sliding`: places of the layers with a window, where they have pages of their own. The last layer
-        computes keys and values of all tokens, and the rest for the rows alone."""
+        computes queries, keys and values of all tokens, and the rest for the rows alone."""
         config = self._config
         if config.switch is not None:
             is_long = places.position >= LONG

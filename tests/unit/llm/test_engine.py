@@ -57,14 +57,14 @@ def test_a_path_gives_the_same_object_everywhere(folder: Path, model: LanguageMo
 
 
 def test_the_last_layer_computes_the_wanted_rows_alone(folder: Path) -> None:
-    """All but its keys and values: with one row of many a layer's products are those of one token."""
+    """All but its queries, keys and values: with one row of many the other products are those of one token."""
     found = checkpoint.open(folder, None)
     config, program = found.config, step_program(found, "f32")
     count = operations(program)
     sizes = {"S": 64, "B": 1, "M": 1, "P": 1}
     one, all_rows = (evaluate(count, {**sizes, "R": rows}) for rows in (1, 64))
     wide = config.heads * config.head_size
-    products = 2 * config.d * (2 * wide + 3 * config.f + config.v)  # q, o, gate, up, down and the logits of a row
+    products = 2 * config.d * (wide + 3 * config.f + config.v)  # o, gate, up, down and the logits of a row
     assert all_rows - one >= 63 * products
 
 
