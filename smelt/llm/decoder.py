@@ -149,8 +149,8 @@ class Attention(Model):
         self._attend = paged_attention(*sizes, config.scale, config.softcap, layer.window, config.cache)
 
     def __call__(self, x: Tensor, cache: Cache, places: TokenMap, rows: Tensor | None = None) -> tuple[Tensor, Cache]:
-        """Attention of all tokens, or of `rows` i32[r] of them; keys and values are written for all. Queries are computed
-        for all as well: the same products and maps as in other layers, which are shorter than launches for a few."""
+        """Attention of all tokens, or of `rows` i32[r] of them; keys and values are written for all. Queries are
+        computed for all as well: the same product and map as in other layers, instead of launches for a few rows."""
         config, layer = self._config, self._layer
         wide, narrow, same = self._project(x)
         norms = (self.q_norm, self.k_norm) if self.q_norm is not None and self.k_norm is not None else None
