@@ -104,6 +104,7 @@ static void __syncwarp(unsigned mask = 0xffffffffu) { wait_at(&warp_barriers[cur
 static void meet_warp(void) { wait_at(&warp_barriers[current / WARP], warp_members(), false); }
 static void __syncthreads(void) { wait_at(&block_barriers[block_here()], threads_here); }
 template <int N> static void smelt_threads_sync() { wait_at(&threads_barriers[block_here()], N); }
+static void smelt_cluster_begin(void) {}
 static void smelt_cluster_arrive(void) {}
 static void smelt_cluster_wait(void) { wait_at(&cluster_barrier, cluster_here * threads_here); }
 static unsigned exchange(unsigned value, int from) {

@@ -40,7 +40,8 @@ PRELUDE = "\n".join(
         "#if __CUDA_ARCH__ >= 900",  # the next launch may begin, if it waits itself for what this one writes
         '#define SMELT_RELEASE() asm volatile("griddepcontrol.launch_dependents;")',
         '#define SMELT_AWAIT() asm volatile("griddepcontrol.wait;" ::: "memory")',  # for what earlier launches write
-        '#define SMELT_BEHIND(pointer) asm volatile("" : "+l"(pointer))',  # no read through it comes before the wait
+        # No read through it comes before the wait. The compiler forgets that it points to device memory, and is told.
+        '#define SMELT_BEHIND(pointer) asm volatile("" : "+l"(pointer)); __builtin_assume(__isGlobal(pointer))',
         "#define SMELT_PREFETCH(from, bytes)"
         ' asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(from), "r"((ui32)(bytes)))',
         "#else",

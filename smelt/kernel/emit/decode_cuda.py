@@ -17,6 +17,7 @@ INSTRUCTIONS = """\
 #ifdef __CUDACC__
 inline f32 smelt_most(f32 x, f32 y) { f32 z; asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y)); return z; }
 #if __CUDA_ARCH__ >= 900
+inline void smelt_cluster_begin() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 inline void smelt_cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 inline void smelt_cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 inline void smelt_cluster_write(f32 *to, int block, f32 x) {  // to the shared memory of a block of the cluster
@@ -24,6 +25,7 @@ inline void smelt_cluster_write(f32 *to, int block, f32 x) {  // to the shared m
       :: "r"(smelt_shared_address(to)), "r"(block), "f"(x) : "memory");
 }
 #else
+inline void smelt_cluster_begin() {}
 inline void smelt_cluster_arrive() {}
 inline void smelt_cluster_wait() {}
 inline void smelt_cluster_write(f32 *to, int, f32 x) { *to = x; }
@@ -154,11 +156,7 @@ inline void smelt_decode(int thread, char *ring, int rows, int keys, int first, 
     seen |= ((lanes & 0xffffu ? 1u : 0u) | (lanes >> 16 ? 2u : 0u)) << i;
   }
   if (lane == 0) found[warp] = seen;
-  if (SHARE > 1) {
-    if (first == 0 && thread < rows)
-      for (int c = 0; c < chunks; c++) held[(c * ROWS + thread) * WIDE] = -infinity;
-    smelt_cluster_arrive();
-  }
+  if (SHARE > 1) smelt_cluster_begin();  // which hands over nothing: a fence would hold up the copies behind it
   __syncthreads();
   ui32 any = 0;
 #pragma unroll
@@ -203,13 +201,13 @@ inline void smelt_decode(int thread, char *ring, int rows, int keys, int first, 
     if (SHARE > 1) smelt_cluster_write(held + (chunk * ROWS + row) * WIDE + 2 + column, 0, x);
     else put(chunk, row, column, x, 0.0f);
   };
-  if (!SHARE && thread < rows)
-    for (int i = 0; i < count; i++)
-      if (!(any >> i & 1) && (first + i * stride) * CHUNK < keys) keep(first + i * stride, thread, -2, -infinity);
   // What the chunks so far add up to, with one block.
   f32 level = sink(row_here < rows ? row_here : 0), whole = level == -infinity ? 0 : 1, result[OWN_BLOCKS][4] = {};
   __syncthreads();
   if (SHARE > 1) smelt_cluster_wait();
+  if (SHARE != 1 && thread < rows)
+    for (int i = 0; i < count; i++)
+      if (!(any >> i & 1) && (first + i * stride) * CHUNK < keys) keep(first + i * stride, thread, -2, -infinity);
   ui32 slot = 0;
 #pragma unroll 1
   for (int turn = 0; any; any &= any - 1, turn++) {
