@@ -1,29 +1,23 @@
 """What launches read before the launch in front of them ends: flash-decoding finds its keys, if no launch of the
-program writes what says where they are. In the machine code are loads that only bring data nearer, and none that the
-compiler does not know to be of device memory."""
+program writes what says where they are."""
 
 from __future__ import annotations
 
 import json
-import struct
-from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
 
 from smelt.buffer import HostBuffer
-from smelt.device import cuda_compile
 from smelt.dim import symbol
 from smelt.dtype import Array, f32
 from smelt.engine.compile import emit_source, plan_program
 from smelt.engine.native import NativeEngine
 from smelt.ir.blocks import BLOCKS
 from smelt.ir.core import Program
-from smelt.kernel.emit.cuda import CudaSource
 from smelt.passes.lower_blocks import round_activations
 from smelt.shape import Shape
-from smelt.target import TileShape
 from smelt.weights import Weights
 from tests.cuda.emulated import EmulatedCuda
 from tests.cuda.test_rounded_rows import Model, weights_of
@@ -31,10 +25,10 @@ from tests.unit.ir import test_paged_attention_op as paged
 
 CASES: dict[str, tuple[Any, ...]] = {
     "one head each": (4, 4, 32, 32, 16, 0, 0.0, False, "bf16"),
-    "shared heads, window": (8, 2, 64, 32, 32, 40, 0.0, False, "bf16"),
+    "shared heads": (8, 2, 64, 32, 32, 0, 0.0, False, "bf16"),
+    "window": (8, 2, 64, 32, 32, 40, 0.0, False, "bf16"),
 }
 DEPTH, FORMAT = 64, "q4_0"
-ANY_LOAD, GLOBAL_LOAD = 0x980, 0x981  # opcodes of loads from any memory, and from the device's
 
 
 def attention_layer(case: tuple[Any, ...], *, written: bool) -> Program:
@@ -79,7 +73,7 @@ def test_attention_finds_its_keys_early(name: str, emulated: EmulatedCuda, seed:
     for written in (False, True):
         program = attention_layer(case, written=written)
         launches = decoding_launches(program, emulated)
-        assert launches
+        assert bool(launches) == (name != "window")  # which would hide what is prefetched
         assert all(each["waits"] and each["ahead"] is not written for each in launches)
         stored = Weights.of({f"w{i}": HostBuffer.of(each) for i, each in enumerate(weights, 6)})
         made = NativeEngine(emulated.target()).compile(program).prepare(stored)
@@ -99,40 +93,3 @@ def random_weights(columns: int, rows: int, random: np.random.Generator) -> Arra
     blocks = random.integers(0, 256, (columns, rows // row.length, row.bytes), np.uint8)
     blocks[..., :2] = np.float16(0.01).reshape(1).view(np.uint8)
     return blocks
-
-
-@pytest.mark.skipif(cuda_compile.missing() is not None, reason=str(cuda_compile.missing()))
-def test_loads_that_bring_data_nearer_are_in_the_machine_code() -> None:
-    """NVRTC leaves out loads whose results are not used, whatever the source says."""
-    counts = []
-    for statement in ("", "smelt_touched(smelt_touch(from + threadIdx.x));"):
-        kernel = f'extern "C" __global__ void kernel(const char *from) {{ {statement} }}\n'
-        source = CudaSource(TileShape(64, 64, 32))
-        source.parts.append(f"// smelt_block_stream<smelt_blocks_{FORMAT}, \n{kernel}")
-        counts.append(count_instructions(cuda_compile.compile_cuda(source.text(), "sm_90"))[GLOBAL_LOAD])
-    assert counts == [0, 1]
-
-
-@pytest.mark.skipif(cuda_compile.missing() is not None, reason=str(cuda_compile.missing()))
-def test_loads_are_those_of_device_memory(emulated: EmulatedCuda) -> None:
-    """Also behind the wait for the launch in front, where the compiler cannot see what pointers point to: loads from
-    any memory might be of shared memory, and stores might change it."""
-    program = attention_layer(CASES["one head each"], written=False)
-    text = emit_source([plan_program(program, emulated.target())]).text()
-    assert "SMELT_BEHIND(b0)" in text
-    counts = count_instructions(cuda_compile.compile_cuda(text, "sm_90"))
-    assert counts[GLOBAL_LOAD] > 100
-    assert counts[ANY_LOAD] == 0
-
-
-def count_instructions(code: bytes) -> Counter[int]:
-    """How often machine code has each opcode: the first twelve of the 128 bits of an instruction."""
-    (sections,) = struct.unpack_from("<Q", code, 0x28)
-    size, count, names = struct.unpack_from("<3H", code, 0x3A)
-    heads = [struct.unpack_from("<2I4Q", code, sections + i * size) for i in range(count)]
-    name_table, found = heads[names][4], Counter[int]()
-    for name, _, _, _, start, length in heads:
-        if code[name_table + name :].startswith(b".text."):
-            words = np.frombuffer(code, np.uint16, length // 2, start)[::8]
-            found.update(int(each) & 0xFFF for each in words)
-    return found

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import re
+import struct
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,12 +22,15 @@ from smelt.errors import DeviceError, UnsupportedError
 from smelt.ir.blocks import BLOCKS
 from smelt.ir.core import Program
 from smelt.ir.text import parse
+from smelt.kernel.emit.cuda import CudaSource
 from smelt.llm.draw import Draw, draw_tokens
 from smelt.model import read
 from smelt.passes.lower_blocks import round_activations
 from smelt.passes.quantise import with_precision
 from smelt.run.load import every_code
+from smelt.target import TileShape
 from tests.conformance import native_cases
+from tests.cuda.test_early_reads import CASES, attention_layer
 from tests.cuda.test_rounded_rows import PAGED, layer, rounded_attention
 from tests.property.models import MODELS
 from tests.property.problems import KINDS, draw
@@ -34,6 +39,7 @@ from tests.unit.kernel.test_grouped import grouped_blocks
 pytestmark = pytest.mark.skipif(cuda_compile.missing() is not None, reason=str(cuda_compile.missing()))
 ROOT = Path(__file__).resolve().parents[2]
 FAMILIES = 60  # of the StableHLO programs
+ANY_LOAD, GLOBAL_LOAD = 0x980, 0x981  # opcodes of loads from any memory, and from the device's
 
 
 def sample() -> Iterator[Program]:
@@ -147,3 +153,38 @@ def test_what_cannot_be_compiled_says_why() -> None:
     assert "identifier" in str(caught.value)
     with pytest.raises(DeviceError, match="sm_1"):
         cuda_compile.compile_cuda("", "sm_1")
+
+
+def test_loads_that_bring_data_nearer_are_in_the_machine_code() -> None:
+    """NVRTC leaves out loads whose results are not used, whatever the source says."""
+    counts = []
+    for statement in ("", "smelt_touched(smelt_touch(from + threadIdx.x));"):
+        kernel = f'extern "C" __global__ void kernel(const char *from) {{ {statement} }}\n'
+        source = CudaSource(TileShape(64, 64, 32))
+        source.parts.append(f"// smelt_block_stream<smelt_blocks_q4_0, \n{kernel}")
+        counts.append(count_instructions(cuda_compile.compile_cuda(source.text(), "sm_90"))[GLOBAL_LOAD])
+    assert counts == [0, 1]
+
+
+def test_loads_are_those_of_device_memory() -> None:
+    """Also behind the wait for the launch in front, where the compiler cannot see what pointers point to: loads from
+    any memory might be of shared memory, and stores might change it."""
+    program = attention_layer(CASES["one head each"], written=False)
+    text = emit_source([plan_program(program, TARGETS["sm_90"])]).text()
+    assert "SMELT_BEHIND(b0)" in text
+    counts = count_instructions(cuda_compile.compile_cuda(text, "sm_90"))
+    assert counts[GLOBAL_LOAD] > 100
+    assert counts[ANY_LOAD] == 0
+
+
+def count_instructions(code: bytes) -> Counter[int]:
+    """How often machine code has each opcode: the first twelve of the 128 bits of an instruction."""
+    (sections,) = struct.unpack_from("<Q", code, 0x28)
+    size, count, names = struct.unpack_from("<3H", code, 0x3A)
+    heads = [struct.unpack_from("<2I4Q", code, sections + i * size) for i in range(count)]
+    name_table, found = heads[names][4], Counter[int]()
+    for name, _, _, _, start, length in heads:
+        if code[name_table + name :].startswith(b".text."):
+            words = np.frombuffer(code, np.uint16, length // 2, start)[::8]
+            found.update(int(each) & 0xFFF for each in words)
+    return found

@@ -76,9 +76,10 @@ def print_decode(printer: StagePrinter, decode: Decode, depth: int) -> list[str]
 
 
 def find_decode(stage: Stage) -> Decode | None:
-    """Flash-decoding that is what each iteration of a launch does."""
+    """Flash-decoding that is what each iteration of a launch does, and reads all keys in order: the first chunks that a
+    window leaves are found by the kernel itself."""
     found = next((each for each in stage.body if isinstance(each, Decode)), None)
-    return None if stage.var is None or stage.extent is None else found
+    return None if found is None or found.check or stage.var is None or stage.extent is None else found
 
 
 def early_reads(stage: Stage) -> tuple[int, ...] | None:
